@@ -93,9 +93,9 @@ def test_arguments_and_environment_of_workers(case: list[Any]) -> None:
     theirs = workers
     if len({len(slots) for slots in world.values()}) > 1:
         theirs = [_with_local_rank(worker, rank) for rank, worker in enumerate(workers)]
-    assert [list(worker.argv[0 if request.program.no_python else 1 :]) for worker in ours.workers] == [
-        worker["words"] for worker in theirs
-    ]
+    assert [
+        list(worker.argv[0 if request.program.kind == "program" else 1 :]) for worker in ours.workers
+    ] == [worker["words"] for worker in theirs]
     for worker, other in zip(ours.workers, theirs, strict=True):
         env = {**ours.env, **worker.env}
         assert env.pop("HOME") == "/h"

@@ -14,7 +14,7 @@ from dsl.cli.torchrun import make_parser, parse_args, to_request
 from dsl.errors import UsageError
 from dsl.output.grammar import parse_words
 from dsl.plan.flavours import TORCH
-from dsl.plan.program import plan_program, worker_commands
+from dsl.plan.program import worker_commands
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -84,7 +84,7 @@ def _words(argv: list[str], env: dict[str, str], **facts: str) -> list[str] | No
     if isinstance(options, int):
         return None
     try:
-        program = plan_program(to_request(options).program, "--no-python", "--module")
+        program = to_request(options).program
     except UsageError:
         return None
     (argv_of_rank_0,) = worker_commands(program, TORCH, env, "PYTHON", ["/run/attempt_0/0"])

@@ -10,9 +10,9 @@ from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Explain, Send, Speak
 from dsl.conductor.terms import fixed_places, reached_terms
 from dsl.control.messages import Assignment, Checked, Failing, Hello, Lost
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.remote import Remote
-from dsl.model.request import SignalRequest
+from dsl.model.request import Program, SignalRequest
 from dsl.plan.flavours import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.model.request import ProgramRequest, Request
+from dsl.model.request import Program, Request
 from dsl.plan.job import plan_job
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ NAMES = {
 def make_request(flavour: str, script: str = "t.py", *args: str, **wishes: Any) -> Request:
     """A request of this flavour for a script; ``wishes`` are fields of the request or of one of its parts."""
     option = "--local_rank" if flavour == "deepspeed" else ""
-    request = Request(flavour, ProgramRequest(script, args, local_rank_option=option))  # type: ignore[arg-type]
+    request = Request(flavour, Program("script", script, args, local_rank_option=option))  # type: ignore[arg-type]
     for name, value in wishes.items():
         part, field = NAMES.get(name) or _find(request, name)
         if part:

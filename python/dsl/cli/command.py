@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dsl.cli.reader import Options
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
-    from dsl.model.request import Level, Request
+    from dsl.model.request import Level, ProgramKind, Request
 
 STRICT_VARIABLE = "DSL_STRICT"
 """With the value 1: the same as ``--strict``."""
@@ -149,6 +149,13 @@ class Command:
                 mend = f"put it before the script if it was meant for {self.name}"
                 return [Notice("warning", f"{written} comes after the script and goes to {script}, {mend}")]
         return []
+
+
+def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:
+    """The kind of a program. Raises OptionError for both; ``flag``: how the command spells the second one."""
+    if module and no_python:
+        raise OptionError(f"don't use both the '{flag}' flag and the '--module' flag at the same time")
+    return "module" if module else "program" if no_python else "script"
 
 
 def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputRequest:

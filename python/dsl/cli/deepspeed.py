@@ -11,6 +11,7 @@ from dsl.cli.command import (
     log_level,
     output_request,
     placement_request,
+    program_kind,
     show_request,
     signal_request,
     start_request,
@@ -21,7 +22,7 @@ from dsl.cli.reader import Options, read_line
 from dsl.model.request import (
     ElasticRequest,
     MeetingRequest,
-    ProgramRequest,
+    Program,
     RemoteRequest,
     Request,
     ResourceRequest,
@@ -90,11 +91,10 @@ def to_request(options: Options | argparse.Namespace) -> Request:
     """
     return Request(
         flavour="deepspeed",
-        program=ProgramRequest(
-            script=options.user_script,
-            args=tuple(options.user_args),
-            module=options.module,
-            no_python=options.no_python,
+        program=Program(
+            program_kind(module=options.module, no_python=options.no_python, flag="--no_python"),
+            options.user_script,
+            tuple(options.user_args),
             local_rank_option="" if options.no_local_rank else "--local_rank",
         ),
         resources=_resources(options),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.job import Meeting, Notice
     from dsl.model.node import NodePlan
-    from dsl.model.request import ProgramRequest, Request, ShowRequest
+    from dsl.model.request import Program, Request, ShowRequest
     from dsl.plan.job import JobPlan
 
 
@@ -114,7 +114,7 @@ class _NodeCrew(Crew):
 
 
 def without_place(
-    argv: tuple[str, ...], program: ProgramRequest, environ: Mapping[str, str]
+    argv: tuple[str, ...], program: Program, environ: Mapping[str, str]
 ) -> tuple[tuple[str, ...], int]:
     """The command of this node without its rank option, and the index where another node's option belongs.
 

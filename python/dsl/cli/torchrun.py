@@ -11,6 +11,7 @@ from dsl.cli.command import (
     log_level,
     output_request,
     placement_request,
+    program_kind,
     show_request,
     signal_request,
     start_request,
@@ -21,7 +22,7 @@ from dsl.cli.reader import Options, read_line
 from dsl.errors import OptionError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, refuse_fallbacks
-from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest
+from dsl.model.request import MeetingRequest, Program, Request, ResourceRequest
 from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
@@ -135,18 +136,17 @@ def to_request(options: Options | argparse.Namespace) -> Request:
     )
 
 
-def _program(options: Options | argparse.Namespace) -> ProgramRequest:
+def _program(options: Options | argparse.Namespace) -> Program:
     # --run-path overrides --module and --no-python. Every worker is a new interpreter here anyway.
     runs_path = options.run_path
     local_rank_arg = "none" if options.use_env else options.local_rank_arg
     no_python = options.no_python and not runs_path
     if no_python and local_rank_arg != "none":
         raise OptionError("--no-python: a program is not told its local rank by an option, give --use-env")
-    return ProgramRequest(
-        script=options.training_script,
-        args=tuple(options.training_script_args),
-        module=options.module and not runs_path,
-        no_python=no_python,
+    return Program(
+        program_kind(module=options.module and not runs_path, no_python=no_python, flag="--no-python"),
+        options.training_script,
+        tuple(options.training_script_args),
         local_rank_option=LOCAL_RANK_OPTIONS[local_rank_arg],
     )
 

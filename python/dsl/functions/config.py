@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
-    from dsl.model.request import ProgramRequest
+    from dsl.model.request import Program
 
 STATIC = "static"
 STATIC_RUN_ID = "none"
@@ -147,7 +147,7 @@ class LaunchConfig:
         _check_values(self)
 
 
-def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") -> Request:
+def to_request(config: LaunchConfig, program: Program, source: str = "") -> Request:
     """The request of a config; ``program`` is what to start, ``source`` the file of a function's module.
 
     Raises:
@@ -157,7 +157,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
     _check_values(config)
     _check_nodes(config)
     debug = _debug(config)
-    if debug.ranks and not program.is_call:
+    if debug.ranks and program.kind != "call":
         raise UnsupportedError(
             f"debug {debug.ranks!r}: {program.name} is a program, and only functions run under a debugger "
             "here; dslrun --debug debugs a script"

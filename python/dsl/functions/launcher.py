@@ -33,7 +33,7 @@ from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import Meeting
-from dsl.model.request import LEVELS, ProgramRequest
+from dsl.model.request import LEVELS, Program
 from dsl.plan.job import plan_job
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import verdict
@@ -258,17 +258,17 @@ def _without_part(over: PeerFailure | MeetingRefused) -> dict[int, Any]:
     return {}
 
 
-def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
+def _program(entrypoint: object, args: Sequence[Any]) -> Program:
     if callable(entrypoint):
         words = interpreter_words()
-        return ProgramRequest(words[0], words[1:], is_call=True, name=entrypoint_name(entrypoint))
+        return Program("call", words[0], words[1:], name=entrypoint_name(entrypoint))
     if not isinstance(entrypoint, str) or entrypoint == "":
         raise EntrypointError(f"entrypoint {entrypoint!r}: expected a function or the name of a program")
     texts = tuple(map(str, args))
     name = entrypoint
     if entrypoint == sys.executable:
         name = next((text for text in texts if not text.startswith("-")), entrypoint)
-    return ProgramRequest(entrypoint, texts, no_python=True, name=name)
+    return Program("program", entrypoint, texts, name=name)
 
 
 class _Source(Planner):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.model.job import Flavour, Program
+    from dsl.model.job import Flavour
+    from dsl.model.request import Program
 
 
 NO_PYTHON = "--no-python"

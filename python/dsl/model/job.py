@@ -11,6 +11,7 @@ from dsl.model.request import (
     OutputRequest,
     PlacementRequest,
     Port,
+    Program,
     SignalRequest,
     StartRequest,
 )
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
 # Text, as in `dsl.model.request`.
-ProgramKind: TypeAlias = "Literal['script', 'module', 'program', 'call']"
 MeetingKind: TypeAlias = "Literal['alone', 'static', 'dynamic']"
 RestartReason: TypeAlias = "Literal['', 'start', 'failure', 'membership']"
 Pairs: TypeAlias = "tuple[tuple[str, str], ...]"
@@ -101,22 +101,6 @@ class Flavour:
 
 
 @record
-class Program:
-    """What each worker runs."""
-
-    kind: ProgramKind
-    """A ``script`` or ``module`` of Python, any ``program``, or a ``call`` that was launched from Python."""
-    script: str
-    """Path, module name or program; for a call the interpreter."""
-    args: tuple[str, ...] = ()
-    """Its arguments; for a call the interpreter's."""
-    local_rank_option: str = ""
-    """Option that passes a worker its local rank; empty: none does."""
-    name: str = ""
-    """What reports call it."""
-
-
-@record
 class Host:
     """A named machine of the job, and the slots that it offers. Its place in `Job.hosts` is its node rank."""
 
@@ -187,7 +171,7 @@ class Job:
     """Which workers run under debugpy."""
     log_level: Level = "info"
     """Which messages are shown."""
-    saves_pid: bool = False
+    save_pid: bool = False
     """Each agent keeps its pid in a file while the job runs."""
     is_strict: bool = False
     """Fallbacks are errors, see `refuse_fallbacks`."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
 
 # Text, so that the codec can read it: nothing else uses these types at run time.
+ProgramKind: TypeAlias = "Literal['script', 'module', 'program', 'call']"
 StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'auto']"
 Level: TypeAlias = "Literal['debug', 'detail', 'info', 'warning', 'error', 'critical']"
 Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
@@ -46,23 +47,19 @@ LOG_LEVELS = tuple([word for word in LEVELS if word != "detail"])
 
 
 @record
-class ProgramRequest:
+class Program:
     """What each worker runs."""
 
+    kind: ProgramKind
+    """A ``script`` or ``module`` of Python, any ``program``, or a ``call`` that was launched from Python."""
     script: str
-    """Path of a script, name of a module, or a program."""
+    """Path, module name or program; for a call the interpreter."""
     args: tuple[str, ...] = ()
-    """Its arguments; ``${local_rank}`` becomes the worker's local rank if the flavour says so."""
-    module: bool = False
-    """Run it as ``python -m`` does."""
-    no_python: bool = False
-    """Run it without an interpreter."""
+    """Its arguments; for a call the interpreter's."""
     local_rank_option: str = ""
-    """Option that passes a worker its local rank, such as ``--local_rank``; empty: none does."""
-    is_call: bool = False
-    """It is an interpreter's command line that runs a pickled call (functions launched from Python)."""
+    """Option that passes a worker its local rank; empty: none does."""
     name: str = ""
-    """What reports call it; empty: ``script``."""
+    """What reports call it; empty in a request: ``script``."""
 
 
 @record
@@ -269,7 +266,7 @@ class Request:
 
     flavour: FlavourName
     """The family of launchers whose environment and arguments the workers expect."""
-    program: ProgramRequest
+    program: Program
     resources: ResourceRequest = ResourceRequest()
     meeting: MeetingRequest = MeetingRequest()
     remote: RemoteRequest = RemoteRequest()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dsl.model.job import Host, Job
     from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.remote import Remote
-    from dsl.model.request import DebugRequest, ProgramRequest
+    from dsl.model.request import DebugRequest, Program
 
 ALL = "all"
 """The word for all ranks."""
@@ -63,7 +63,7 @@ def debug_ranks(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def check_debug(asked: DebugRequest, program: ProgramRequest, no_python: str) -> None:
+def check_debug(asked: DebugRequest, program: Program, no_python: str) -> None:
     """Refuse what cannot be debugged. ``no_python`` is the spelling of that option in this command.
 
     Raises:
@@ -71,7 +71,7 @@ def check_debug(asked: DebugRequest, program: ProgramRequest, no_python: str) ->
         PortError: the port is out of range.
     """
     debug_ranks(asked.ranks)
-    if program.no_python:
+    if program.kind == "program":
         raise OptionError(f"--debug needs workers that are run by Python, leave out --debug or {no_python}")
     if not asked.address or any(mark in asked.address for mark in " []/"):
         raise OptionError(f"--debug-address {quote(asked.address)}: expected an address such as {LOCAL}")

@@ -9,7 +9,6 @@ from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.flavours import FLAVOURS
-from dsl.plan.program import plan_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
+
+SHARED = ("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict")
+"""Fields that a job takes from its request as they are."""
 
 UNUSED_START = "has no effect without --start-method forkserver"
 UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
@@ -72,25 +74,14 @@ def _wishes(request: Request) -> dict[str, Any]:
         from dsl.plan.debugging import check_debug
 
         check_debug(request.debug, request.program, flavour.spell("--no-python"))
+    template, program = request.output.template, request.program
     return {
+        **{name: getattr(request, name) for name in SHARED},
         "flavour": flavour,
-        "role": request.role,
-        "env": _variables(request),
+        "program": replace(program, name=program.name or program.script),
+        "env": (*request.env, (TEMPLATE_VARIABLE, template)) if template else request.env,
         "max_restarts": restarts,
-        "signals": request.signals,
-        "output": request.output,
-        "placement": request.placement,
-        "start": request.start,
-        "debug": request.debug,
-        "log_level": request.log_level,
-        "saves_pid": request.save_pid,
-        "is_strict": request.is_strict,
     }
-
-
-def _variables(request: Request) -> tuple[tuple[str, str], ...]:
-    template = request.output.template
-    return (*request.env, (TEMPLATE_VARIABLE, template)) if template else request.env
 
 
 def _with_hosts(request: Request, facts: Facts) -> JobPlan:
@@ -99,7 +90,6 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
 
     if request.elastic.autotuning:
         raise UnsupportedError("--autotuning runs many jobs, not one: use the command dsl")
-    program = plan_program(request.program, "--no_python", "--module")
     _check_host_options(request)
     if request.output.each_rank_log is not None:
         _check_each_rank_log(request.output)
@@ -112,7 +102,6 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     else:
         active = choose_hosts(request, facts)
     job = Job(
-        program=program,
         meeting=MeetingPoint("static", active.address, request.meeting.master_port),
         hosts=active.hosts,
         node_count=len(active.hosts),
@@ -238,10 +227,8 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     least, most = request.resources.min_nodes, request.resources.max_nodes
     least = 1 if least is None else least
     nodes = (least, least if most is None else most)
-    program = plan_program(request.program, "--no-python", "--module")
     check_meeting(asked, nodes)
     job = Job(
-        program=program,
         meeting=meeting_point(asked, nodes),
         run_id=run_id(asked, nodes, facts.names.random),
         node_count=node_count(asked, nodes),

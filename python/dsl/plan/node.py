@@ -126,7 +126,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         world_size=meeting.world_size,
         grace_s=job.signals.grace_s,
         binding=job.placement.rule(binds_memory=flavour.binds_memory),
-        pid_file=f"{PID_FOLDER}/{facts.names.pid}.deepspeed" if job.saves_pid else None,
+        pid_file=f"{PID_FOLDER}/{facts.names.pid}.deepspeed" if job.save_pid else None,
         log_dir=_log_dir(job, files),
         run_dirs=_run_dirs(job, meeting, files),
         log_max_bytes=job.output.max_bytes,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dsl.errors import OptionError
-from dsl.model.job import Program
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.model.job import Flavour
-    from dsl.model.request import ProgramRequest
+    from dsl.model.request import Program
 
 LOCAL_RANK_MACRO = "${local_rank}"
 
@@ -25,28 +22,6 @@ RESULT_FILE = "result.pickle"
 
 WORKER_FILE = "worker.py"
 """File in the directory of a run: a copy of the workers' program, in case the package is gone."""
-
-
-def plan_program(asked: ProgramRequest, flag: str, module_flag: str) -> Program:
-    """Decide the kind of program. ``flag`` and ``module_flag`` are the options as the command spells them.
-
-    Raises:
-        OptionError: the user asks for a program and for a module.
-    """
-    if asked.no_python and asked.module:
-        raise OptionError(f"don't use both the '{flag}' flag and the '{module_flag}' flag at the same time")
-    kind = "script"
-    if asked.is_call:
-        kind = "call"
-    elif asked.no_python or asked.module:
-        kind = "program" if asked.no_python else "module"
-    return Program(
-        kind=kind,  # type: ignore[arg-type]  # the words above
-        script=asked.script,
-        args=asked.args,
-        local_rank_option=asked.local_rank_option,
-        name=asked.name or asked.script,
-    )
 
 
 def worker_commands(

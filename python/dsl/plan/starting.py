@@ -58,12 +58,10 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     chose.
     """
     if job.start.method == "auto":
-        why_not = _why_executed(plan, job, facts)
-        chosen = "spawn" if why_not else "forkserver"
-        reason = why_not or f"{len(plan.workers)} workers that import torch"
-        plan = _with_notice(plan, "detail", f"start method auto: {chosen}, {reason}")
-        if why_not:
-            return plan
+        if why_not := _why_executed(plan, job, facts):
+            return _with_notice(plan, "detail", f"start method auto: spawn, {why_not}")
+        text = f"start method auto: forkserver, {len(plan.workers)} workers that import torch"
+        plan = _with_notice(plan, "detail", text)
     elif job.program.kind == "program":
         text = f"start method forkserver has no effect on {job.program.name}, which is not run by Python"
         return _with_notice(plan, "warning", text)
@@ -133,49 +131,45 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
 
     If there are several classes, a worker that is alone in its class is executed.
     """
-    flavour = job.flavour
     classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
     by_numa = job.start.server_per == "numa"
     homes = [_numa_node(worker, facts) if by_numa else None for worker in plan.workers]
-    binds = [one.cpus is not None and _binds_threads({**plan.env, **one.env}) for one in plan.workers]
-    debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     for index, worker in enumerate(plan.workers):
         if worker.debug_port is not None:
             continue  # a debugger has to be there before anything is imported
-        own = sorted([one for one in worker.env.items() if not is_late(one[0], flavour)])
+        own = sorted([one for one in worker.env.items() if not is_late(one[0], job.flavour)])
         if (home := homes[index]) is not None:
             own.append((NUMA_NODE, str(home.number)))
-        if binds[index]:
-            own.append((CPUS, format_ranges(worker.cpus or ())))
+        if worker.cpus is not None and _binds_threads({**plan.env, **worker.env}):
+            own.append((CPUS, format_ranges(worker.cpus)))
         classes.setdefault(tuple(own), []).append(index)
-    served = [one for one in classes.items() if len(classes) == 1 or len(one[1]) > 1]
-    shared = {name: value for name, value in plan.env.items() if not is_late(name, flavour)}
+    shared = {name: value for name, value in plan.env.items() if not is_late(name, job.flavour)}
     servers: list[ForkServer] = []
     workers = list(plan.workers)
-    for early, members in served:
+    entry = words_of_interpreter(job.program)
+    for early, members in classes.items():
+        if len(classes) > 1 and len(members) == 1:
+            continue
         for index in members:
-            workers[index] = _served(workers[index], job, len(servers))
-        env = {name: value for name, value in early if name not in (NUMA_NODE, CPUS)}
-        server = _server(workers[members[0]], job, {**shared, **env})
-        home = homes[members[0]]
-        if home is not None:
-            server = _at_home(server, home, [workers[index] for index in members], facts)
-        if binds[members[0]]:
-            server = replace(server, cpus=workers[members[0]].cpus)
-        servers.append(server)
+            workers[index] = replace(workers[index], fork_server=len(servers), fork_entry=entry)
+        env = {**shared, **{name: value for name, value in early if name not in (NUMA_NODE, CPUS)}}
+        served = [workers[index] for index in members]
+        servers.append(_server(served, job, env, homes[members[0]], facts, binds=CPUS in dict(early)))
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
+    debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     if debugged:
-        ranks = f"rank{'s' if len(debugged) > 1 else ''} {format_ranges(debugged)}"
-        text = f"{ranks} executed, not forked: --debug"
-        plan = _with_notice(plan, "info", text)
+        plan = _with_notice(plan, "info", f"{_ranks(debugged)} executed, not forked: --debug")
     if len(classes) > 1:
         plan = _with_notice(plan, "info", _difference(plan, list(classes)))
-    if by_numa and None in homes:
-        away = [worker.rank for worker, home in zip(plan.workers, homes, strict=True) if home is None]
-        who = f"rank{'s' if len(away) > 1 else ''} {format_ranges(away)}"
+    away = [worker.rank for worker, home in zip(plan.workers, homes, strict=True) if home is None]
+    if by_numa and away:
         why = "not bound to one NUMA node, give a binding such as --bind auto"
-        plan = _with_notice(plan, "warning", f"--fork-server-per numa has no effect on {who}, {why}")
+        plan = _with_notice(plan, "warning", f"--fork-server-per numa has no effect on {_ranks(away)}, {why}")
     return plan
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
 
 
 def _binds_threads(env: Mapping[str, str]) -> bool:
@@ -192,36 +186,38 @@ def _numa_node(worker: WorkerPlan, facts: Facts) -> NumaNode | None:
     return near[0] if len(near) == 1 and cpus <= set(near[0].cpus) else None
 
 
-def _at_home(server: ForkServer, home: NumaNode, workers: Sequence[WorkerPlan], facts: Facts) -> ForkServer:
-    """Bind the server to the CPUs of its workers' NUMA node. The kernel then puts its memory there, too.
+def _server(
+    workers: Sequence[WorkerPlan],
+    job: Job,
+    env: Mapping[str, str],
+    home: NumaNode | None,
+    facts: Facts,
+    *,
+    binds: bool,
+) -> ForkServer:
+    """The server of these workers, bound to the CPUs of their NUMA node, where the kernel puts its memory.
 
-    The server gets a memory policy only if each of its workers has its own: a worker without one would
-    inherit that of the server.
+    With ``binds`` it is bound to the CPUs of the workers, which are the same. It gets a memory policy only if
+    each worker has its own: a worker without one would inherit that of the server.
     """
-    from dsl.binding.cores import memory_policy
-    from dsl.machine.cpus import Topology
-
-    allowed = set(facts.cpus.allowed)
-    cpus = tuple([cpu for cpu in home.cpus if cpu in allowed])
-    policy = None
-    if all(worker.mempolicy is not None for worker in workers):
-        policy = memory_policy("preferred", cpus, Topology(facts.cpus.numa_nodes))
-    return replace(server, cpus=cpus, mempolicy=policy)
-
-
-def _served(worker: WorkerPlan, job: Job, server: int) -> WorkerPlan:
-    return replace(worker, fork_server=server, fork_entry=words_of_interpreter(job.program))
-
-
-def _server(worker: WorkerPlan, job: Job, env: Mapping[str, str]) -> ForkServer:
     program, asked = job.program, job.start
-    script = asked.source or ("" if program.kind == "call" else program.script)
+    cpus, policy = workers[0].cpus if binds else None, None
+    if home is not None:
+        from dsl.binding.cores import memory_policy
+        from dsl.machine.cpus import Topology
+
+        near = tuple([cpu for cpu in home.cpus if cpu in set(facts.cpus.allowed)])
+        cpus = cpus or near
+        if all(worker.mempolicy is not None for worker in workers):
+            policy = memory_policy("preferred", near, Topology(facts.cpus.numa_nodes))
     return ForkServer(
-        interpreter=worker.argv[: worker.fork_entry],
+        interpreter=workers[0].argv[: workers[0].fork_entry],
         env=env,
         preload=asked.preload,
-        script=script,
+        script=asked.source or ("" if program.kind == "call" else program.script),
         is_module=program.kind == "module" and not asked.source,
+        cpus=cpus,
+        mempolicy=policy,
     )
 
 
@@ -231,7 +227,7 @@ def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) 
     alone = [one.rank for one in plan.workers if one.fork_server is None and one.debug_port is None]
     count = len(plan.fork_servers)
     servers = f"{count} fork server{'s' if count != 1 else ''}" if count else "no fork server"
-    left = f", rank{'s' if len(alone) > 1 else ''} {format_ranges(alone)} executed" if alone else ""
+    left = f", {_ranks(alone)} executed" if alone else ""
     return f"{servers}{left}: the workers differ in {', '.join(names)}"
 
 

@@ -44,9 +44,10 @@ from dsl.control.messages import (
 )
 from dsl.launchers.base import Start
 from dsl.launchers.each import kept
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Membership
 from dsl.model.remote import Remote
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, ELASTIC
 
 EACH = 100

@@ -20,9 +20,10 @@ from dsl.conductor.terms import reached_terms
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Said, Stop
 from dsl.launchers.base import Start
 from dsl.launchers.each import kept
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Outcome
 from dsl.model.remote import Remote
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
 

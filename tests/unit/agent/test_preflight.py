@@ -13,8 +13,8 @@ from dsl.agent.preflight import look
 from dsl.control.messages import TO_HEAD, Assignment, Checked, message_from_bytes, message_to_bytes
 from dsl.errors import OptionError, PortError
 from dsl.machine import programs
-from dsl.model.job import Host, Job, MeetingPoint, Program
-from dsl.model.request import DebugRequest, OutputRequest
+from dsl.model.job import Host, Job, MeetingPoint
+from dsl.model.request import DebugRequest, OutputRequest, Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from dsl.agent.starters import KeyTold, Killed, Missing, Starters
 from dsl.errors import LauncherError
 from dsl.launchers.base import Start
 from dsl.launchers.each import kept
-from dsl.model.job import Host, Job, MeetingPoint, Notice, Program
+from dsl.model.job import Host, Job, MeetingPoint, Notice
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsl.cli.fixed_nodes import without_place
-from dsl.model.request import ProgramRequest
+from dsl.model.request import Program
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ from dsl.model.request import ProgramRequest
     ],
 )
 def test_the_place_is_taken_out(argv: str, before: str, after: str) -> None:
-    program = ProgramRequest("t.py", args=("1",))
+    program = Program("script", "t.py", args=("1",))
     words, place = without_place(tuple(argv.split()), program, {})
     assert (" ".join(words[:place]), " ".join(words[place:])) == (before, after)
 
 
 def test_options_of_the_environment_belong_to_it() -> None:
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "HOME": "/"}
-    words, place = without_place(("dslrun", "t.py"), ProgramRequest("t.py"), environ)
+    words, place = without_place(("dslrun", "t.py"), Program("script", "t.py"), environ)
     assert (words, place) == (("env", "PET_NNODES=2", "dslrun", "t.py"), 3)

@@ -13,8 +13,8 @@ from dsl.cli.node import Options, _place, announcements
 from dsl.control.messages import Assignment
 from dsl.errors import DslError
 from dsl.machine.this_process import Console
-from dsl.model.job import Host, Job, MeetingPoint, Notice, Program
-from dsl.model.request import PlacementRequest
+from dsl.model.job import Host, Job, MeetingPoint, Notice
+from dsl.model.request import PlacementRequest, Program
 from dsl.plan.flavours import DEEPSPEED
 
 JOB = Job(DEEPSPEED, Program("script", "t.py"), MeetingPoint("static", "a", 1), hosts=(Host("n", (0, 1)),))

@@ -12,7 +12,7 @@ from dsl.model.request import (
     MeetingRequest,
     OutputRequest,
     PlacementRequest,
-    ProgramRequest,
+    Program,
     RemoteRequest,
     Request,
     ResourceRequest,
@@ -86,8 +86,8 @@ DEEPSPEED: dict[str, tuple[str, str, Any]] = {
     "venv_script": ("v", "remote.venv_script", "v"),
     "one_agent_per_node": ("", "remote.per_node", True),
     "heartbeat": ("3", "remote.heartbeat_s", 3.0),
-    "module": ("", "program.module", True),
-    "no_python": ("", "program.no_python", True),
+    "module": ("", "program.kind", "module"),
+    "no_python": ("", "program.kind", "program"),
     "no_local_rank": ("", "program.local_rank_option", ""),
     "bind_cores_to_rank": ("", "placement.bind_cores_to_rank", True),
     "bind_core_list": ("0-3", "placement.core_list", "0-3"),
@@ -108,8 +108,8 @@ TORCH: dict[str, tuple[str, str, Any]] = {
     "rdzv_endpoint": ("h:1", "meeting.endpoint", "h:1"),
     "rdzv_id": ("7", "meeting.run_id", "7"),
     "rdzv_conf": ("a=1", "meeting.settings", "a=1"),
-    "module": ("", "program.module", True),
-    "no_python": ("", "program.no_python", True),
+    "module": ("", "program.kind", "module"),
+    "no_python": ("", "program.kind", "program"),
     "virtual_local_rank": ("", "placement.virtual_local_rank", True),
     "numa_binding": ("socket", "placement.numa_binding", "socket"),
     "logs_specs": ("mine", "output.logs_specs", "mine"),
@@ -191,14 +191,14 @@ def test_every_row_of_this_file_is_an_option() -> None:
 
 
 def test_nothing_said_is_the_default_request() -> None:
-    program = ProgramRequest("t.py", ("--x",), local_rank_option="--local_rank")
+    program = Program("script", "t.py", ("--x",), local_rank_option="--local_rank")
     expected = Request("deepspeed", program, ResourceRequest(hostfile="/job/hostfile"))
     assert _read("dsl") == expected
     said = "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None --log-dir= --master_addr="
     assert _read("dsl", *said.split()) == expected
     assert _read("dslrun") == Request(
         "torch",
-        ProgramRequest("t.py", ("--x",)),
+        Program("script", "t.py", ("--x",)),
         ResourceRequest(min_nodes=1, max_nodes=1, nproc_per_node="1"),
         MeetingRequest(master_addr="127.0.0.1", node_rank=0, run_id="none"),
         signals=SignalRequest(stop=(15, 2, 1, 3), forward=(10, 12)),
@@ -209,7 +209,7 @@ def test_nothing_said_is_the_default_request() -> None:
 def test_every_wish_of_dsl_reaches_its_record() -> None:
     line = (
         "-H h -i a -e b --num_nodes 1:2 --min_elastic_nodes 1 --max_elastic_nodes 2 --num_gpus 3 --master_port 4 "
-        "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
+        "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_local_rank "
         "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
         "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
         "--one-agent-per-node --heartbeat 3 "
@@ -219,7 +219,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
     )
     assert _read("dsl", *line.split()) == Request(
         "deepspeed",
-        ProgramRequest("t.py", ("--x",), module=True, no_python=True),
+        Program("module", "t.py", ("--x",)),
         ResourceRequest(hostfile="h", include="a", exclude="b", min_nodes=1, max_nodes=2, num_gpus=3),
         MeetingRequest(master_addr="m", master_port=4, node_rank=5),
         RemoteRequest(

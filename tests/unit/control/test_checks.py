@@ -17,7 +17,8 @@ from dsl.control.checks import (
     version_problem,
 )
 from dsl.control.messages import Assignment, Checked, Hello
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED
 
 JOB = Job(

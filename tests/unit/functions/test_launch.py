@@ -25,7 +25,7 @@ from dsl.functions.call import entrypoint_name, refuse_while_importing, source_o
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.launcher import EntrypointError, launch
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.model.request import DebugRequest, ProgramRequest, StartRequest
+from dsl.model.request import DebugRequest, Program, StartRequest
 
 
 def config_of(**fields: Any) -> LaunchConfig:
@@ -33,7 +33,7 @@ def config_of(**fields: Any) -> LaunchConfig:
 
 
 def request(**fields: Any) -> Any:
-    return to_request(config_of(**fields), ProgramRequest("python", is_call=True, name="train"))
+    return to_request(config_of(**fields), Program("call", "python", name="train"))
 
 
 class Std(enum.IntFlag):
@@ -150,7 +150,7 @@ def test_the_grace_comes_from_the_environment_if_no_field_names_it(monkeypatch: 
     assert config_of(shutdown_timeout=2).shutdown_timeout == 2
     assert [wish_of(request(**one), "grace_s") for one in ({}, {"shutdown_timeout": 2})] == [7.0, 2.0]
     copy = dataclasses.replace(config_of(), grace_s=0.5)
-    assert wish_of(to_request(copy, ProgramRequest("python", is_call=True)), "grace_s") == 0.5
+    assert wish_of(to_request(copy, Program("call", "python")), "grace_s") == 0.5
 
 
 def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
@@ -217,7 +217,7 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
     ],
 )
 def test_how_workers_are_to_come_to_be(fields: dict[str, Any], start: StartRequest) -> None:
-    program = ProgramRequest("python", is_call=True, name="train")
+    program = Program("call", "python", name="train")
     assert to_request(config_of(**fields), program, "/me/code.py").start == start
 
 
@@ -237,7 +237,7 @@ def test_which_workers_are_to_be_debugged(fields: dict[str, Any], debug: DebugRe
 
 def test_a_program_is_not_debugged() -> None:
     with pytest.raises(UnsupportedError, match="debug '1': train is a program"):
-        to_request(config_of(debug="1"), ProgramRequest("train", no_python=True, name="train"))
+        to_request(config_of(debug="1"), Program("program", "train", name="train"))
 
 
 def test_the_imports_of_a_function_are_those_of_its_file() -> None:

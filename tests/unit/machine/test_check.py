@@ -17,7 +17,7 @@ from dsl.errors import (
     ScriptSyntaxError,
 )
 from dsl.machine.check import LARGEST_SCRIPT, check_program
-from dsl.model.job import Program
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
 
 if TYPE_CHECKING:

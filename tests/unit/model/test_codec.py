@@ -20,7 +20,7 @@ from dsl.model.codec import (
     to_json,
     to_plain,
 )
-from dsl.model.job import Host, Job, MeetingPoint, Notice, Pairs, Program
+from dsl.model.job import Host, Job, MeetingPoint, Notice, Pairs
 from dsl.model.request import (
     LEVELS,
     Count,
@@ -29,6 +29,7 @@ from dsl.model.request import (
     OutputRequest,
     PlacementRequest,
     Port,
+    Program,
     Seconds,
     SignalRequest,
     StartRequest,
@@ -107,7 +108,7 @@ JOBS = st.builds(
         DebugRequest, ranks=TEXTS, port=st.integers(0, 65535), address=TEXTS, waits=st.booleans()
     ),
     log_level=st.sampled_from(list(LEVELS)),
-    saves_pid=st.booleans(),
+    save_pid=st.booleans(),
 )
 
 

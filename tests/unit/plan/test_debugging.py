@@ -13,7 +13,7 @@ from tests.support.requests import make_request, plan_of
 from dsl._record import replace
 from dsl.errors import OptionError, PortError, UsageError
 from dsl.model.node import NodePlan
-from dsl.model.request import DebugRequest, ProgramRequest
+from dsl.model.request import DebugRequest, Program
 from dsl.plan.debugging import attach_notices, check_ports, debug_ranks, is_debugged
 from dsl.plan.job import plan_job
 
@@ -61,7 +61,7 @@ def test_a_module_an_address_a_port_and_the_wish_to_wait() -> None:
         debug_port=7000,
         debug_address="::",
         debug_wait=True,
-        program=ProgramRequest("m", module=True),
+        program=Program("module", "m"),
     )
     tail = ("--listen", "[::]:7002", "--wait-for-client", "-m", "m")
     assert plan.workers[2].argv[-5:] == tail
@@ -78,7 +78,7 @@ def test_a_module_an_address_a_port_and_the_wish_to_wait() -> None:
         ({"debug_port": 65536}, "--debug-port 65536 is not a port"),
         ({"debug_port": 65535}, "above 65535: lower --debug-port"),
         ({"debug_address": "a b"}, "--debug-address 'a b': expected an address"),
-        ({"program": ProgramRequest("t", no_python=True)}, "leave out --debug or --no-python"),
+        ({"program": Program("program", "t")}, "leave out --debug or --no-python"),
     ],
 )
 def test_what_cannot_be_debugged_is_refused_in_one_line(wishes: dict[str, Any], said: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.machine import make_facts
 
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
+from dsl.model.job import Host, Job, Meeting, MeetingPoint
+from dsl.model.request import Program
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, parse_pod_environment
 from dsl.plan.flavours import DEEPSPEED, TORCH
 from dsl.plan.node import AttemptFiles, plan_node

@@ -190,11 +190,6 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
 @pytest.mark.parametrize(
     "wish, kind, message",
     [
-        (
-            {"no_python": True, "module": True},
-            OptionError,
-            "don't use both the '--no_python' flag and the '--module'",
-        ),
         ({"elastic_training": True}, OptionError, "master addr is required when elastic training is enabled"),
         (
             {"elastic_training": True, "master_addr": "m", "no_local_rank": True},

@@ -13,10 +13,10 @@ from dsl.agent.planner import Planner
 from dsl.errors import OptionError, PortError
 from dsl.machine.this_process import Console
 from dsl.model.node import NodePlan
-from dsl.model.request import ProgramRequest
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
 from dsl.plan.job import plan_job
-from dsl.plan.program import plan_program, worker_commands
+from dsl.plan.program import worker_commands
 
 ARGS = ("--device=cuda:${local_rank}", "$local_rank", "$$")
 
@@ -75,24 +75,24 @@ def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
     "wish, words",
     [
         ({}, ["python", "-u", "t.py", "a"]),
-        ({"module": True}, ["python", "-u", "-m", "t.py", "a"]),
-        ({"no_python": True}, ["t.py", "a"]),
+        ({"kind": "module"}, ["python", "-u", "-m", "t.py", "a"]),
+        ({"kind": "program"}, ["t.py", "a"]),
         ({"local_rank_option": "--local-rank"}, ["python", "-u", "t.py", "--local-rank=0", "a"]),
         ({"local_rank_option": "--local_rank"}, ["python", "-u", "t.py", "--local_rank=0", "a"]),
         (
-            {"is_call": True},
+            {"kind": "call"},
             ["t.py", "a", "/run/call.pickle", "/run/attempt_1/0/result.pickle", "0"],
         ),
     ],
 )
 def test_the_words_of_a_worker(wish: dict[str, Any], words: list[str]) -> None:
-    program = plan_program(ProgramRequest("t.py", ("a",), **wish), "--no-python", "--module")
+    program = Program(**{"kind": "script", "script": "t.py", "args": ("a",), **wish})
     folders = ["/run/attempt_1/0"]
     assert [list(argv) for argv in worker_commands(program, TORCH, {}, "python", folders)] == [words]
 
 
 def test_another_interpreter_can_be_named_and_an_empty_name_is_none() -> None:
-    program = plan_program(ProgramRequest("t.py"), "--no-python", "--module")
+    program = Program("script", "t.py")
     for value, interpreter in (("/p", "/p"), ("", "python")):
         ((first, *_),) = worker_commands(program, TORCH, {"PYTHON_EXEC": value}, "python", ["/r/attempt_0/0"])
         assert first == interpreter
@@ -100,15 +100,9 @@ def test_another_interpreter_can_be_named_and_an_empty_name_is_none() -> None:
 
 @pytest.mark.guarantee("G5")
 def test_words_of_deepspeeds_users_are_never_filled_in() -> None:
-    program = plan_program(ProgramRequest("t.py", ("${local_rank}",)), "--no_python", "--module")
+    program = Program("script", "t.py", ("${local_rank}",))
     ((*_, last),) = worker_commands(program, DEEPSPEED, {}, "python", ["/r/attempt_0/0"])
     assert last == "${local_rank}"
-
-
-def test_a_program_is_no_module() -> None:
-    program = ProgramRequest("t.py", module=True, no_python=True)
-    message = error_of(OptionError, plan_program, program, "--no-python", "--module")
-    assert message == "don't use both the '--no-python' flag and the '--module' flag at the same time"
 
 
 def test_restarts_are_not_negative() -> None:

@@ -16,7 +16,7 @@ from dsl.machine.cpus import NumaNode
 from dsl.machine.this_process import read_text
 from dsl.model.job import Job
 from dsl.model.node import NodePlan
-from dsl.model.request import ProgramRequest
+from dsl.model.request import Program
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import plan_job
 from dsl.plan.starting import NUMA_NODE, is_late, why_no_torch, with_fork_servers
@@ -136,14 +136,14 @@ def test_a_difference_in_what_is_read_early_takes_another_server_or_none(
 
 
 def test_a_module_is_named_with_its_flag() -> None:
-    plan = planned(module=True, script="pack.train")
+    plan = planned(kind="module", script="pack.train")
     worker = plan.workers[0]
     assert worker.argv[worker.fork_entry :] == ("-m", "pack.train", "a")
     assert (plan.fork_servers[0].script, plan.fork_servers[0].is_module) == ("pack.train", True)
 
 
 def test_a_call_begins_with_the_program_that_makes_it() -> None:
-    program = ProgramRequest("/opt/python", ("-X", "dev", "-u", "/dsl/_worker.py"), is_call=True, name="f")
+    program = Program("call", "/opt/python", ("-X", "dev", "-u", "/dsl/_worker.py"), name="f")
     request = make_request("functions", nproc_per_node="2", rdzv_backend="c10d", start_method="forkserver")
     request = replace(request, program=program, start=replace(request.start, source="/me/code.py"))
     plan = plan_of(request, make_facts())
@@ -155,7 +155,7 @@ def test_a_call_begins_with_the_program_that_makes_it() -> None:
 
 def test_what_is_not_python_is_executed_and_that_is_said_once() -> None:
     facts = make_facts(programs=("t.py",))
-    plans = [planned(no_python=True, facts=facts, attempt=number) for number in (0, 1)]
+    plans = [planned(kind="program", facts=facts, attempt=number) for number in (0, 1)]
     assert [plan.fork_servers for plan in plans] == [(), ()]
     said = "warning: start method forkserver has no effect on t.py, which is not run by Python"
     assert [lines(plan) for plan in plans] == [[said], []]
@@ -167,10 +167,10 @@ def test_what_is_not_python_is_executed_and_that_is_said_once() -> None:
         ({"files": {"t.py": TORCH_SCRIPT}}, True, "forkserver, 2 workers that import torch"),
         ({"files": {"t.py": OTHER_SCRIPT}}, False, "spawn, t.py does not import torch"),
         ({"files": {"t.py": TORCH_SCRIPT}, "count": 1}, False, "spawn, there is one worker"),
-        ({"no_python": True}, False, "spawn, t.py is not run by Python"),
+        ({"kind": "program"}, False, "spawn, t.py is not run by Python"),
         ({}, False, "spawn, the text of t.py was not found"),
         (
-            {"module": True, "script": "a.b", "files": {"a/b.py": TORCH_SCRIPT}},
+            {"kind": "module", "script": "a.b", "files": {"a/b.py": TORCH_SCRIPT}},
             True,
             "forkserver, 2 workers that import torch",
         ),

@@ -7,8 +7,9 @@ from tests.support.machine import FREE_PORT, make_facts
 from tests.support.outcome import error_of
 
 from dsl.errors import PortError
-from dsl.model.job import Host, Job, MeetingPoint, Program
+from dsl.model.job import Host, Job, MeetingPoint
 from dsl.model.outcome import Membership
+from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
 from dsl.rendezvous.static import Static
 
