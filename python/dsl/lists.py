@@ -1,6 +1,7 @@
 """Reads numbers that users write, with the same grammar and bounds everywhere: counts, seconds, sizes, lists.
 
-Also here: the name of the variable for the number of threads, and a check of colons in host names.
+Also here: the name of the variable for the number of threads, a check of colons in host names, and addresses
+with ports.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ LAST_PORT = 65_535
 
 LONGEST_SHOWN = 80
 """Most characters of a user's word that a message repeats."""
+
+
+def with_port(address: str, port: int) -> str:
+    """Address and port as users write them: an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def parse_number(text: str) -> int | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.lists import BEYOND, find_runs, format_ranges, parse_number, parse_range
+from dsl.lists import BEYOND, find_runs, format_ranges, parse_number, parse_range, with_port
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,11 @@ def test_text_says_all_numbers_in_their_order(numbers: list[int]) -> None:
     ends = [parse_range(part) for part in format_ranges(numbers).split(",") if part]
     assert [n for pair in ends if pair for n in range(pair[0], pair[1] + 1)] == numbers
     assert len(ends) == len(list(find_runs(numbers)))
+
+
+def test_an_ipv6_address_with_a_port_has_brackets() -> None:
+    assert [with_port(one, 7) for one in ("n1", "10.0.0.1", "fe80::1")] == [
+        "n1:7",
+        "10.0.0.1:7",
+        "[fe80::1]:7",
+    ]

@@ -6,7 +6,7 @@ from dsl import __version__
 from dsl._record import record
 from dsl.control.messages import Hello
 from dsl.errors import OptionError
-from dsl.lists import MOST_SECONDS, parse_seconds, quote
+from dsl.lists import MOST_SECONDS, parse_seconds, quote, with_port
 from dsl.plan.environ import JOB_KEY_VARIABLE
 
 TYPE_CHECKING = False
@@ -130,11 +130,6 @@ def objection(hello: Hello, own: Hello) -> str:
     if not 0 < hello.place < own.nodes:
         return f"its --node-rank is {hello.place}, with {own.nodes} nodes it must be 1 to {own.nodes - 1}"
     return ""
-
-
-def with_port(address: str, port: int) -> str:
-    """Address and port as users write them."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _seconds(settings: dict[str, str], name: str, default: float) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from dsl._record import replace
-from dsl.agent.joining import with_port
 from dsl.control.hub import Hub, connect
 from dsl.control.messages import Bye, Lost, Moved, Over, Refused, Said
 from dsl.errors import ControlError, RefusedLinkError, RendezvousError
+from dsl.lists import with_port
 from dsl.machine.network import resolve
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Absence, Judgement, Report
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.joining import Joining
-    from dsl.control.hub import Link, Stream
+    from dsl.control.hub import Link
     from dsl.model.job import Job
 
 REMIND_S = 2.0
@@ -71,17 +71,31 @@ class OtherNode:
                     found = self._call(moved.port)
                     if isinstance(found, Meeting) and self._fits(found):
                         return self._met(found)
-                self._hub.disown()
+                problem = f"it {NONSENSE}"
             except RefusedLinkError:
                 raise
-            except ControlError:
-                self._hub.disown()
-            time.sleep(PAUSE_S)
+            except ControlError as error:
+                problem = str(error)
+            self._hub.disown()
+            self._wait_longer(problem)
+
+    def _wait_longer(self, problem: str) -> None:
+        """Wait for another call, if there is time for one. Raises RendezvousError if there is not."""
+        now_s = time.monotonic()
+        if now_s >= self._expire_s:
+            text = f"still waiting for node 0 after {self._joining.timeout_s:g} s: {problem}"
+            raise RendezvousError(text)
+        if now_s >= self._remind_s:
+            self._remind()
+        time.sleep(PAUSE_S)
 
     def _call(self, port: int) -> object:
         """Introduce this node at a port of node 0; the first answer that is more than a text for the user."""
         joining = self._joining
-        stream = self._stream(port)
+        now_s = time.monotonic()
+        left_s = max(min(self._remind_s, self._expire_s, now_s + ANSWER_S) - now_s, LEAST_CALL_S)
+        addresses = [with_port(one, port) for one in resolve(joining.address) or (joining.address,)]
+        stream = connect(addresses, joining.key, joining.hello.place, left_s, keyed=joining.is_keyed)
         self._hub = Hub(joining.silence_s)
         link = self._link = self._hub.add(stream, "node 0")
         link.send_now(joining.hello)
@@ -93,29 +107,6 @@ class OtherNode:
                 raise RendezvousError(message.text)
             raise RefusedLinkError(f"node 0 at {joining.meeting_point} refuses this node: {message.text}")
         return message
-
-    def _stream(self, port: int) -> Stream:
-        """Connect to node 0, for as long as this node waits."""
-        joining = self._joining
-        place, is_outer = joining.hello.place, port == joining.port
-        while True:
-            now_s = time.monotonic()
-            until_s = min(self._remind_s, self._expire_s, now_s + ANSWER_S)
-            addresses = [with_port(one, port) for one in resolve(joining.address) or (joining.address,)]
-            try:
-                left_s = max(until_s - now_s, LEAST_CALL_S)
-                return connect(addresses, joining.key, place, left_s, keyed=joining.is_keyed)
-            except RefusedLinkError:
-                raise
-            except ControlError as error:
-                now_s = time.monotonic()
-                if now_s >= self._expire_s:
-                    text = f"still waiting for node 0 after {joining.timeout_s:g} s: {error}"
-                    raise RendezvousError(text) from None
-                if now_s >= self._remind_s:
-                    self._remind()
-                if not is_outer:
-                    raise
 
     def _remind(self) -> None:
         self._remind_s = float("inf")

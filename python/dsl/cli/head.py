@@ -16,6 +16,7 @@ from dsl.errors import LauncherError
 from dsl.launchers.base import Agents
 from dsl.launchers.each import each_host, kept
 from dsl.launchers.table import TABLE
+from dsl.lists import with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _head(job: Job, remote: Remote, facts: Facts) -> Head:
                 "no address of this host is known that the others could reach: give --master_addr, "
                 "or --launcher ssh, which needs none"
             )
-        addresses = [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found]
+        addresses = [with_port(one, port) for one in found]
     folder = f"{temp_dir()}/dsl_hosts_{os.urandom(8).hex()}"
     agents = _agents(job, remote, facts, variables, folder, addresses)
     starts = _starts(remote, agents)

@@ -9,7 +9,7 @@ node can take part, the job is alone.
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError
-from dsl.lists import LAST_PORT, MOST_NODES, has_odd_colon, parse_number, quote
+from dsl.lists import LAST_PORT, MOST_NODES, has_odd_colon, parse_number, quote, with_port
 from dsl.model.job import MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT
 
@@ -145,7 +145,7 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
         address,
         port,
         backend=STATIC,
-        endpoint=f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
+        endpoint=with_port(address, port),
         settings=parse_settings(asked.settings),
         least_nodes=nodes[1],
     )

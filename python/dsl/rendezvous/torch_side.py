@@ -11,6 +11,7 @@ import random
 import threading
 
 from dsl.errors import RendezvousError
+from dsl.lists import with_port
 from dsl.machine.network import is_own_address, resolve
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.store_messages import News
@@ -166,8 +167,7 @@ def where(order: Open) -> str:
     """The users' name for the place where the nodes meet."""
     if is_file(order):
         return order.endpoint or "a file of its own"
-    host, port = host_and_port(order)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return with_port(*host_and_port(order))
 
 
 def host_and_port(order: Open) -> tuple[str, int]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.support.machine import make_facts
 
 from dsl._record import replace
+from dsl.agent import other_node
 from dsl.agent.joining import job_key, joining_of, objection
+from dsl.agent.other_node import OtherNode
 from dsl.cli.torchrun import parse_args, to_request
-from dsl.errors import OptionError
+from dsl.errors import ControlError, OptionError, RendezvousError
 from dsl.plan.job import plan_job
 
 LINE = "--nnodes 3 --node-rank 1 --master-addr {} --master-port 1234 --rdzv-id job {} t.py"
@@ -75,3 +79,31 @@ def test_settings_are_numbers_above_0(setting: str) -> None:
 def test_a_node_needs_a_place_of_the_job(fields: dict[str, int], words: str) -> None:
     own = joining().hello
     assert objection(replace(own, **fields), replace(own, place=0)) == words
+
+
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "says nonsense"])
+def test_a_node_whose_calls_lead_nowhere_gives_up_in_time(
+    hangs_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SimpleNamespace(s=0.0)
+
+    def sleep(duration_s: float) -> None:
+        now.s += duration_s
+        assert now.s < 8, "it calls for ever"
+
+    def receive(*_limits: object, **_how: object) -> object:
+        if hangs_up:
+            raise ControlError("node 0 has hung up")
+        return object()
+
+    hub = Mock()
+    hub.add.return_value.receive = receive
+    monkeypatch.setattr(other_node, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
+    monkeypatch.setattr(other_node, "connect", Mock())
+    monkeypatch.setattr(other_node, "Hub", lambda _silence_s: hub)
+    told: list[Any] = []
+    node = OtherNode(Mock(), joining("127.0.0.1", "--rdzv-conf timeout=7"), told.append)
+    with pytest.raises(RendezvousError, match=r"^still waiting for node 0 after 7 s: (node 0|it) has "):
+        node.join()
+    assert [one.text.partition(":")[0] for one in told] == ["waiting for node 0 for up to 7 s"]
