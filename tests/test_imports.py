@@ -243,9 +243,8 @@ def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hos
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WorkerPlan"
     ]
-    # Programs that reach hosts and the experiments of a tuning are no ranks of a job.
+    # Programs that reach hosts are no ranks of a job.
     assert makers == [
-        ("dsl.autotune.trials", "run_order"),
         ("dsl.launchers.base", "plan_starts"),
         ("dsl.plan.node", "_workers"),
     ]
@@ -262,7 +261,8 @@ def test_one_function_starts_attempts() -> None:
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func).endswith("supervisor.start")
     ]
-    assert starters == [("dsl.agent.agent", "_start")]
+    # An experiment of a tuning is a command of its own, and its agent starts its attempts.
+    assert starters == [("dsl.agent.agent", "_start"), ("dsl.autotune.trials", "__init__")]
 
 
 def records(name: str) -> list[ast.ClassDef]:

@@ -72,7 +72,7 @@ def parse_config(text: str, path: str) -> dict[str, object]:
         AutotuningError: the text is no JSON object, is nested too deeply, has a key twice, or has a value
             that no file or float can hold.
     """
-    from json import loads
+    from json import dumps, loads
 
     try:
         config = loads(
@@ -82,11 +82,20 @@ def parse_config(text: str, path: str) -> dict[str, object]:
             parse_float=_parse_float,
             parse_int=_parse_int,
         )
-        _check_values(config)
+        is_flat = _depth(config) <= MOST_NESTED
+        if is_flat:
+            dumps(config, ensure_ascii=False).encode()
     except RecursionError:
-        raise AutotuningError(f"{path}: {_TOO_DEEP}") from None
+        is_flat = False
+    except UnicodeEncodeError as error:  # half of a character, from broken UTF-16 or UTF-8
+        half = show(error.object[error.start : error.end])
+        raise AutotuningError(f"{path}: {half} is no text: write it in UTF-8") from None
     except ValueError as error:
         raise AutotuningError(f"{path}: {error}") from None
+    if not is_flat:
+        raise AutotuningError(
+            f"{path}: more than {MOST_NESTED} objects or lists inside one another: make it flatter"
+        )
     if not isinstance(config, dict):
         raise AutotuningError(f"{path}: expected a JSON object, got {show(config)}")
     return config
@@ -208,24 +217,6 @@ def _parse_int(word: str) -> int:
     return int(word)
 
 
-_TOO_DEEP = f"more than {MOST_NESTED} objects or lists inside one another: make it flatter"
-
-
-def _check_values(config: object) -> None:
-    left: list[tuple[object, int]] = [(config, 1)]
-    while left:
-        value, depth = left.pop()
-        if depth > MOST_NESTED:
-            raise ValueError(_TOO_DEEP)
-        if isinstance(value, dict):
-            left += [(one, depth) for one in value]
-            left += [(one, depth + 1) for one in value.values()]
-        elif isinstance(value, list):
-            left += [(one, depth + 1) for one in value]
-        elif isinstance(value, str) and not value.isascii() and _has_half(value):
-            raise ValueError(f"{show(value)} is no text: write it in UTF-8")
-
-
-def _has_half(text: str) -> bool:
-    """Whether a text has a lone surrogate (from broken UTF-16 or UTF-8), which not every file can hold."""
-    return any("\ud800" <= one <= "\udfff" for one in text)
+def _depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from json import dumps
-
 from dsl._record import record
+from dsl.model.codec import from_json, from_plain, to_json, to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Literal
+    from typing import Any, Literal
 
     Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
 
@@ -18,9 +17,6 @@ PROFILE_NAME = "profile_model_info"
 
 GRACE_S = 3.0
 """Most seconds that workers get after SIGTERM: an experiment that we end has nothing to save."""
-
-TOLD = ("name", "words", "stdout", "stderr", "end", "limit_s", "grace_s")
-"""Fields of an `Order` that a lane needs."""
 
 
 @record
@@ -148,32 +144,50 @@ class Order:
 
     name: str
     """Name of the experiment."""
-    argv: tuple[str, ...]
-    """Its own command; empty in a lane."""
-    env: Mapping[str, str]
-    """The whole environment of its command, or of the lane that runs it; empty in a lane."""
     words: tuple[str, ...]
-    """The words behind ``dsl`` in its own command."""
+    """The words behind ``dsl`` in its command."""
     stdout: str
     """File of its stdout, which is appended to."""
     stderr: str
     """File of its stderr, which is appended to."""
+    end: str
+    """File in which its job leaves the facts of a failure."""
     limit_s: float
     """Seconds that it may take; 0: no limit."""
     grace_s: float = GRACE_S
     """Seconds that its workers get between SIGTERM and SIGKILL."""
-    end: str = ""
-    """File in which its job leaves the facts of a failure."""
-    lane: tuple[str, ...] = ()
-    """The command of a lane that runs it, and later others; empty: its own command runs it."""
 
 
-def order_to_line(order: Order) -> bytes:
-    """An order as one line, for the lane that runs it."""
-    return dumps({name: getattr(order, name) for name in TOLD}).encode() + b"\n"
+@record
+class StopExperiment:
+    """tuner to lane: end the experiment that runs."""
+
+    grace_s: float
+    """Seconds until its workers are killed."""
 
 
-def order_of(fields: Mapping[str, object]) -> Order:
-    """The order with these fields of a line; fields that a lane does not get are empty."""
-    own = {**fields, "argv": (), "env": {}, "words": tuple(fields["words"])}  # type: ignore[arg-type]
-    return Order(**own)  # type: ignore[arg-type]
+@record
+class Begun:
+    """lane to tuner: the imports are done, and the workers of the experiment start now."""
+
+
+@record
+class Over:
+    """lane to tuner: the experiment has ended."""
+
+    code: int
+    """Exit code of its job."""
+
+
+ORDERS: dict[str, type] = {"Order": Order, "StopExperiment": StopExperiment}
+ANSWERS: dict[str, type] = {"Begun": Begun, "Over": Over}
+
+
+def to_line(message: object) -> bytes:
+    """A message between a tuner and a lane, as one line."""
+    return to_json(to_plain(message)) + b"\n"
+
+
+def from_line(line: bytes, kinds: Mapping[str, type]) -> Any:
+    """The reverse of `to_line`. Raises JobFormatError if the line is no message of these kinds."""
+    return from_plain(from_json(line), kinds)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.autotune.ds_config import ZERO
-from dsl.autotune.section import MOST_BYTES
+from dsl.autotune.section import MOST_BYTES, is_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _states(config: Mapping[str, object]) -> int:
     optimizer = _section(config, "optimizer")
     kind = str(optimizer.get("type", "")).lower()
     momentum = _section(optimizer, "params").get("momentum")
-    if kind == "sgd" and isinstance(momentum, int | float) and momentum > 0:
+    if kind == "sgd" and is_number(momentum) and momentum > 0:
         return 1
     return _STATES.get(kind, _ADAM)
 
@@ -87,7 +87,7 @@ def _share_on_device(zero: Mapping[str, object], key: str, old_key: str) -> floa
     section = _section(zero, key)
     if section.get("device") in _OFF_DEVICE:
         ratio = section.get("ratio", 1)
-        return 1 - min(max(float(ratio), 0), 1) if isinstance(ratio, int | float) else 0
+        return 1 - min(max(float(ratio), 0), 1) if is_number(ratio) else 0
     return 0 if zero.get(old_key) is True else 1
 
 
@@ -99,5 +99,4 @@ def _section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
 def _count(facts: Mapping[str, object], key: str) -> float:
     """A number about a model; 0: it is missing or impossible."""
     value = facts.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 1 <= value <= MOST_BYTES else 0  # type: ignore[arg-type,operator]
+    return float(value) if is_number(value) and 1 <= value <= MOST_BYTES else 0

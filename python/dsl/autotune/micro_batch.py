@@ -10,8 +10,9 @@ from math import ceil
 
 from dsl._record import record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
-from dsl.autotune.names import micro_batch_name
-from dsl.autotune.results import Draft
+from dsl.autotune.experiment import Experiment
+from dsl.autotune.results import why_not
+from dsl.autotune.section import is_count
 from dsl.autotune.spaces import first_config, without_nulls
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, show
@@ -49,10 +50,6 @@ class Batches:
     """The user's micro batch."""
     listed: tuple[int, ...]
     """Micro batches that the user listed, ascending: only these are tried; empty: dsl looks for them."""
-
-    def total(self, micro_batch: int, steps: int) -> int:
-        """Samples of a step over all workers."""
-        return micro_batch * steps * self.workers // self.mp_size
 
     def steps_while_searching(self, micro_batch: int) -> int:
         """Accumulation steps of a run that only tests whether a micro batch fits."""
@@ -98,7 +95,7 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     """
     for key in (MICRO_BATCH, ACCUMULATION):
         value = config.get(key)
-        if any(_is_count(one) and one >= BEYOND for one in (value if isinstance(value, list) else [value])):
+        if any(is_count(one) and one >= BEYOND for one in (value if isinstance(value, list) else [value])):
             raise AutotuningError(f"{key}: expected numbers of at most {BEYOND - 1}, got {show(value)}")
     most_of_step = None
     if section.max_train_batch_size is not None:
@@ -112,7 +109,7 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
             f"{ACCUMULATION}: a list is not tried, got {show(steps)}: give one number, or name it in "
             "autotuning.space"
         )
-    if isinstance(given, list) and not all(_is_count(one) for one in given):
+    if isinstance(given, list) and not all(is_count(one) for one in given):
         raise AutotuningError(f"{MICRO_BATCH}: expected whole numbers from 1 on, got {show(given)}")
     listed = sorted({*given}) if isinstance(given, list) else []
     if listed and listed[0] > (most_of_step or listed[0]):
@@ -123,18 +120,14 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     return Batches(
         workers=workers,
         mp_size=section.mp_size,
-        accumulation=steps if _is_count(steps) else 1,  # type: ignore[arg-type]
+        accumulation=steps if is_count(steps) else 1,
         least=section.min_train_micro_batch_size_per_gpu,
         most=most,
         most_of_step=most_of_step,
         least_of_step=-(-section.min_train_batch_size * section.mp_size // workers),
-        given=given if _is_count(given) else None,  # type: ignore[arg-type]
+        given=given if is_count(given) else None,
         listed=tuple([one for one in listed if one <= (most_of_step or one)]),
     )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class Stage:
@@ -222,7 +215,7 @@ class Stage:
     def _between(self, smallest: int, largest: int, samples: int) -> tuple[int, ...]:
         """Micro batches that need more accumulation steps than the largest one, and the largest."""
         low = max(smallest, largest // 2)
-        stride = max((largest - low) // self._count, 1)
+        stride = max((largest - low) // self._results.section.num_tuning_micro_batch_sizes, 1)
         sizes = [size for size in range(low, largest, stride) if samples // size != samples // largest]
         return (*sizes, largest)
 
@@ -242,10 +235,6 @@ class Stage:
             best, value = size, entry.value
         return best
 
-    @property
-    def _count(self) -> int:
-        return self._results.section.num_tuning_micro_batch_sizes
-
     def _probe(self, size: int, ahead: Sequence[int] = ()) -> Steps[Entry]:
         """Run a size to see whether it fits; idle lanes run sizes ``ahead`` that may be needed next."""
         pairs = [(one, self._batches.steps_while_searching(one)) for one in (size, *ahead)]
@@ -257,16 +246,17 @@ class Stage:
         return (yield from self._run_all(list(dict.fromkeys([pair, *beside]))))[0]
 
     def _run_all(self, sizes: list[tuple[int, int]]) -> Steps[list[Entry]]:
-        drafts = [
-            Draft(
-                micro_batch_name(self.space, steps, size),
+        self._seen.update(sizes)
+        wanted = [
+            Experiment(
+                f"{self.space}_gas{steps}_tmbspg{size}",
                 with_batch(self._config, size, steps, self._batches),
+                "run",
                 self.space,
             )
             for size, steps in sizes
         ]
-        self._seen.update(sizes)
-        return (yield from self._results.run(drafts))
+        return (yield from self._results.run(wanted))
 
 
 def _middles(low: int, high: int, count: int) -> list[int]:
@@ -290,17 +280,13 @@ def with_stage(config: Mapping[str, object], stage: int) -> dict[str, object]:
 
 def with_batch(config: Mapping[str, object], size: int, steps: int, batches: Batches) -> dict[str, object]:
     """A config with a micro batch, its accumulation steps, and the resulting train batch."""
-    return {
-        **config,
-        MICRO_BATCH: size,
-        ACCUMULATION: steps,
-        TRAIN_BATCH: batches.total(size, steps),
-    }
+    total = size * steps * batches.workers // batches.mp_size
+    return {**config, MICRO_BATCH: size, ACCUMULATION: steps, TRAIN_BATCH: total}
 
 
 def _failed(entry: Entry, size: int) -> Failed:
-    result = entry.result
-    why = result.reason or result.outcome
-    if result.outcome == "oom":
+    first = entry.trials[0]
+    if first.result.outcome == "oom":
         return Failed(f"a micro batch of {size} does not fit into memory")
-    return Failed(f"{entry.experiment.name} fails for another reason than memory: {why}", is_too_large=False)
+    name = entry.experiment.name
+    return Failed(f"{name} fails for another reason than memory: {why_not(first)}", is_too_large=False)

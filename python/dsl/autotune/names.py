@@ -13,11 +13,6 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _OFFLOAD = {"offload_param": "op_", "offload_optimizer": "oo_"}
 
 
-def micro_batch_name(space: str, accumulation: int, micro_batch: int) -> str:
-    """Name of an experiment that looks for a micro batch, such as ``z1_gas2_tmbspg8``."""
-    return f"{space}_gas{accumulation}_tmbspg{micro_batch}"
-
-
 def full_name(config: Mapping[str, object], tuned: Collection[str], prefix: str) -> str:
     """Name of an experiment of a full space: initials of each tuned key, and its value."""
     keys = {*tuned, MICRO_BATCH, ACCUMULATION}
@@ -33,11 +28,6 @@ def space_name(space: Mapping[str, object], tuned: Collection[str], prefix: str)
 def dotted_name(values: Mapping[str, object]) -> str:
     """Name of an experiment of the user's own space: ``batch=8_lr=0.1``, each key by its last part."""
     return as_folder("_".join([f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]))
-
-
-def repeat_name(name: str, repeat: int) -> str:
-    """Name of another run of the same config."""
-    return f"{name}_repeat{repeat}" if repeat else name
 
 
 def as_folder(text: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import replace
 from dsl.autotune.ds_config import TRAIN_BATCH, fingerprint
 from dsl.autotune.experiment import Experiment, Space, Summary, Tie, Trial
-from dsl.autotune.names import repeat_name
 from dsl.autotune.section import AUTOTUNING, read_metric
 
 TYPE_CHECKING = False
@@ -27,29 +26,21 @@ class Stopped(Exception):  # noqa: N818  it is no error: the user has enough
     """An experiment was stopped: the search ends with what it knows."""
 
 
-@record
-class Draft:
-    """An experiment that the search wants; its config may have been run already."""
-
-    name: str
-    """The wanted name; another config may already have it."""
-    config: Mapping[str, object]
-    """The whole config, but without an ``autotuning`` section."""
-    space: str
-    """Space that it belongs to."""
-
-
 class Entry:
     """A config with all its runs."""
 
-    def __init__(self, experiment: Experiment, result: Result, value: float | None) -> None:
-        self.experiment = experiment
-        self.result = result
-        """Result of its first run."""
-        self.values = [] if value is None else [value]
-        self.runs = 1
-        self.has_failed = False
-        """Whether a later run of it has failed."""
+    def __init__(self, first: Trial) -> None:
+        self.trials = [first]
+
+    @property
+    def experiment(self) -> Experiment:
+        """Its first run."""
+        return self.trials[0].experiment
+
+    @property
+    def values(self) -> list[float]:
+        """The metric of each run that has one."""
+        return [trial.value for trial in self.trials if trial.value is not None]
 
     @property
     def value(self) -> float | None:
@@ -71,18 +62,22 @@ class Results:
         self.notes: list[str] = []
         """Decisions to tell the user."""
 
-    def run(self, drafts: Sequence[Draft]) -> Steps[list[Entry]]:
-        """Run the new configs side by side; returns the entries of all drafts, in order."""
-        contents = [fingerprint(draft.config) for draft in drafts]
+    def run(self, wanted: Sequence[Experiment]) -> Steps[list[Entry]]:
+        """Run the new configs side by side; returns the entries of all, in order.
+
+        ``wanted``: experiments without an ``autotuning`` section. If a name is taken, the run gets another.
+        """
+        contents = [fingerprint(one.config) for one in wanted]
         fresh = {}
-        for draft, content in zip(drafts, contents, strict=True):
+        for one, content in zip(wanted, contents, strict=True):
             if content not in self._entries and content not in fresh:
-                config = {**draft.config, AUTOTUNING: self._own}
-                fresh[content] = Experiment(self._free(draft.name), config, "run", draft.space)
+                config = {**one.config, AUTOTUNING: self._own}
+                fresh[content] = replace(one, name=self._free(one.name), config=config)
         if fresh:
             trials = yield from self._ask(fresh.values())
-            for content, trial in zip(fresh, trials, strict=True):
-                self._entries[content] = Entry(trial.experiment, trial.result, trial.value)
+            self._entries.update(
+                {content: Entry(trial) for content, trial in zip(fresh, trials, strict=True)}
+            )
         return [self._entries[content] for content in contents]
 
     def profile(self, experiment: Experiment) -> Steps[Result]:
@@ -124,17 +119,25 @@ class Results:
 
     def summarise(self, ended: str) -> Summary:
         """What the search has found."""
-        ranked = self._ranked(self._entries.values())
+        entries = self._entries.values()
+        ranked = self._ranked(entries)
         best = ranked[0] if ranked else None
-        names = dict.fromkeys([entry.experiment.space for entry in self._entries.values()])
         close = [one for one in ranked if best and (self._is_close(one, best) or _overlap(one, best))]
+        spaces = []
+        for name in dict.fromkeys([entry.experiment.space for entry in entries]):
+            found = self.best_of(name)
+            count = sum(entry.experiment.space == name for entry in entries)
+            spaces.append(
+                Space(name, count, found.experiment.name if found else "", found.value if found else None)
+            )
+        ties = [Tie(one.experiment.name, min(one.values), max(one.values), len(one.values)) for one in close]
         return Summary(
             metric=self.section.metric,
             is_minimised=self._is_minimised,
             best=best.experiment if best else None,
             value=best.value if best else None,
-            spaces=tuple([self._space(name) for name in names]),
-            ties=tuple([_tie(one) for one in close]) if len(close) > 1 else (),
+            spaces=tuple(spaces),
+            ties=tuple(ties) if len(ties) > 1 else (),
             trials=tuple(self._trials),
             ended=ended,
             notes=tuple(self.notes),
@@ -145,7 +148,7 @@ class Results:
         if any(entry.values for entry in self._entries.values()):
             return ""
         failed = [trial for trial in self._trials if trial.experiment.kind == "run"]
-        told = [f"{one.experiment.name}: {one.result.reason or one.result.outcome}" for one in failed]
+        told = [f"{one.experiment.name}: {why_not(one)}" for one in failed]
         return (self.notes or told or ["nothing was tried"])[-1]
 
     @property
@@ -157,22 +160,16 @@ class Results:
         again = [
             (
                 entry,
-                replace(entry.experiment, name=self._free(repeat_name(entry.experiment.name, n)), repeat=n),
+                replace(entry.experiment, name=self._free(f"{entry.experiment.name}_repeat{n}"), repeat=n),
             )
             for entry in entries
-            for n in range(entry.runs, self.section.repeats + 1)
+            for n in range(len(entry.trials), self.section.repeats + 1)
         ]
-        if not again:
-            return
-        trials = yield from self._ask([experiment for _, experiment in again])
+        trials = (yield from self._ask([experiment for _, experiment in again])) if again else []
         for (entry, experiment), trial in zip(again, trials, strict=True):
-            entry.runs += 1
-            if trial.value is not None:
-                entry.values.append(trial.value)
-            else:
-                entry.has_failed = True
-                why = trial.result.reason or trial.result.outcome
-                self.notes.append(f"{experiment.name} failed, though the config ran before: {why}")
+            entry.trials.append(trial)
+            if trial.value is None:
+                self.notes.append(f"{experiment.name} failed, though the config ran before: {why_not(trial)}")
 
     def _ask(self, experiments: Iterable[Experiment]) -> Steps[list[Trial]]:
         asked = tuple(experiments)
@@ -183,8 +180,7 @@ class Results:
             # Experiments that ran beside the stopped one still count.
             for trial in trials:
                 if trial.value is not None and not trial.experiment.repeat:
-                    entry = Entry(trial.experiment, trial.result, trial.value)
-                    self._entries.setdefault(trial.experiment.name, entry)
+                    self._entries.setdefault(trial.experiment.name, Entry(trial))
             raise Stopped
         return trials
 
@@ -204,8 +200,8 @@ class Results:
         # Runs that look for a micro batch may be below the bound: they count only if nothing else ran.
         found = [entry for entry in found if not self._is_too_small(entry)] or found
         # If a later run of the best config failed, a near-tie without a failure takes its place.
-        if found and found[0].has_failed:
-            steady = [one for one in found if not one.has_failed and self._is_close(one, found[0])][:1]
+        if found and _has_failed(found[0]):
+            steady = [one for one in found if not _has_failed(one) and self._is_close(one, found[0])][:1]
             found = [*steady, *[one for one in found if one not in steady]]
         return found
 
@@ -217,11 +213,6 @@ class Results:
         assert one.value is not None
         assert other.value is not None
         return abs(one.value - other.value) <= self.section.near * max(abs(one.value), abs(other.value))
-
-    def _space(self, name: str) -> Space:
-        best = self.best_of(name)
-        count = sum(entry.experiment.space == name for entry in self._entries.values())
-        return Space(name, count, best.experiment.name if best else "", best.value if best else None)
 
     def _free(self, name: str) -> str:
         free, n = name, 1
@@ -236,5 +227,11 @@ def _overlap(one: Entry, other: Entry) -> bool:
     return min(one.values) <= max(other.values) and min(other.values) <= max(one.values)
 
 
-def _tie(entry: Entry) -> Tie:
-    return Tie(entry.experiment.name, min(entry.values), max(entry.values), len(entry.values))
+def _has_failed(entry: Entry) -> bool:
+    """Whether a later run of a config has failed."""
+    return any(trial.value is None for trial in entry.trials[1:])
+
+
+def why_not(trial: Trial) -> str:
+    """Why an experiment failed."""
+    return trial.result.reason or trial.result.outcome

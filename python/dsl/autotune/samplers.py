@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl.autotune.ds_config import fingerprint
+from dsl.autotune.section import is_number
 from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
@@ -121,7 +122,7 @@ def make_sampler(grid: Grid, section: Section) -> Sampler:
 
 
 def _is_ordered(axis: Axis) -> bool:
-    numbers = [one for one in axis.values if isinstance(one, int | float) and not isinstance(one, bool)]
+    numbers = [one for one in axis.values if is_number(one)]
     return len(numbers) == len(axis.values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 

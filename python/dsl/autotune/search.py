@@ -7,7 +7,7 @@ from dsl.autotune.ds_config import STAGE, ZERO, without_tuning
 from dsl.autotune.experiment import PROFILE_NAME, Experiment
 from dsl.autotune.memory import estimate, read_model
 from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
-from dsl.autotune.results import Draft, Results, Stopped
+from dsl.autotune.results import Results, Stopped
 from dsl.autotune.samplers import make_sampler
 from dsl.autotune.section import AUTOTUNING
 from dsl.autotune.spaces import Grid, count_own, first_config, own_grid, zero_grid
@@ -82,7 +82,9 @@ def _tune_grid(grid: Grid, results: Results, resources: Resources) -> Steps[str]
         points = sampler.propose(min(max(resources.lanes, 1), section.tuner_num_trials - tried))
         if not points:
             return f"all {tried} configs of {grid.name} were tried"
-        entries = yield from results.run([Draft(one.name, one.config, grid.name) for one in points])
+        entries = yield from results.run(
+            [Experiment(one.name, one.config, "run", grid.name) for one in points]
+        )
         for point, entry in zip(points, entries, strict=True):
             sampler.learn(point, entry.value)
         for at, entry in enumerate(entries, tried):

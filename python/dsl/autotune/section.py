@@ -15,7 +15,7 @@ from dsl.model.job import Notice
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Literal
+    from typing import Any, Literal, NoReturn, TypeGuard
 
 AUTOTUNING = "autotuning"
 """Key of the section in a config."""
@@ -154,10 +154,22 @@ def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
     return found[0] if found and found[0] - found[0] == 0 else None
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number, and no switch."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number from 1 on, and no switch."""
+    return isinstance(value, int) and is_number(value) and value > 0
+
+
+def _refuse(where: str, expected: str, value: object) -> NoReturn:
+    raise AutotuningError(f"{where}: expected {expected}, got {show(value)}")
+
+
 def _mapping(where: str, value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise AutotuningError(f"{where}: expected an object with keys, got {show(value)}")
-    return value
+    return value if isinstance(value, dict) else _refuse(where, "an object with keys", value)
 
 
 def _check_order(section: Section, most: str, least: str, word: str) -> None:
@@ -167,71 +179,57 @@ def _check_order(section: Section, most: str, least: str, word: str) -> None:
 
 
 def _flag(where: str, value: object) -> bool:
-    if not isinstance(value, bool | int) or value not in (0, 1):
-        raise AutotuningError(f"{where}: expected true or false, got {show(value)}")
+    if not isinstance(value, int) or value not in (0, 1):
+        _refuse(where, "true or false", value)
     return bool(value)
 
 
 def _text(where: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise AutotuningError(f"{where}: expected a word, got {show(value)}")
+        _refuse(where, "a word", value)
     return value.strip()
 
 
 def _whole(least: int, where: str, value: object) -> int:
     # JSON writes a whole number also as 1e3.
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < BEYOND:
-        raise AutotuningError(f"{where}: expected a whole number from {least} on, got {show(value)}")
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number < BEYOND:
+        _refuse(where, f"a whole number from {least} on", value)
+    return number
+
+
+def _number(most: float, expected: str, where: str, value: object) -> float:
+    if not is_number(value) or not 0 <= value <= most:
+        _refuse(where, expected, value)
     return value
 
 
-def _bound(where: str, value: object) -> int | None:
-    # DeepSpeed takes 0 for no bound, too.
-    return _whole(0, where, value) or None
-
-
-def _number(most: float, unit: str, where: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise AutotuningError(f"{where}: expected {unit}, got {show(value)}")
-    return float(value)
-
-
 def _word(words: Sequence[str], expected: str, where: str, value: object) -> str:
-    for word in words:
-        if value == word:
-            return word
-    raise AutotuningError(f"{where}: expected {expected}, got {show(value)}")
+    if value not in words:
+        _refuse(where, expected, value)
+    return str(value)
 
 
 def _arg_mappings(where: str, value: object) -> tuple[tuple[str, str], ...]:
     given = _mapping(where, value)
     for key, option in given.items():
         if not isinstance(option, str) or not option.strip() or not key.strip() or "\0" in option:
-            raise AutotuningError(
-                f"{where}: expected an option of the script for {show(key)}, got {show(option)}"
-            )
+            _refuse(where, f"an option of the script for {show(key)}", option)
     return tuple([(key.strip(), str(option).strip()) for key, option in given.items()])
 
 
 def _model_info(where: str, value: object) -> Mapping[str, object]:
     facts = _mapping(where, value)
     for key in COUNTS:
-        count = facts.get(key) or 0
-        is_number = isinstance(count, int | float) and not isinstance(count, bool)
-        if not is_number or not 0 <= count <= MOST_BYTES:  # type: ignore[operator]  # it is one
-            raise AutotuningError(
-                f"{where}.{key}: expected a number from 0 to {MOST_BYTES:.0e}, got {show(count)}"
-            )
+        _number(MOST_BYTES, f"a number from 0 to {MOST_BYTES:.0e}", f"{where}.{key}", facts.get(key) or 0)
     return facts
 
 
 def _space(where: str, value: object) -> Mapping[str, tuple[object, ...]]:
-    space = {}
+    space: dict[str, tuple[object, ...]] = {}
     for key, values in _mapping(where, value).items():
         if not isinstance(values, list) or not values:
-            raise AutotuningError(f"{where}: expected a list of values for {show(key)}, got {show(values)}")
+            _refuse(where, f"a list of values for {show(key)}", values)
         if not all(key.split(".")) or key.split(".")[0] == AUTOTUNING:
             raise AutotuningError(f"{where}: {show(key)} is no key of the config")
         space[key] = tuple(values)
@@ -246,11 +244,12 @@ def _space(where: str, value: object) -> Mapping[str, tuple[object, ...]]:
 
 def _memory(where: str, value: object) -> int:
     size = parse_size(value) if isinstance(value, str) else value
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_BYTES:
-        raise AutotuningError(f"{where}: expected bytes, or a number with K, M or G, got {show(value)}")
+    if not is_count(size) or size > MOST_BYTES:
+        _refuse(where, "bytes, or a number with K, M or G", value)
     return size
 
 
+_COUNT, _FROM_1 = partial(_whole, 0), partial(_whole, 1)
 _READERS: dict[str, Callable[[str, object], Any]] = {
     "fast": _flag,
     "results_dir": _text,
@@ -258,22 +257,22 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "overwrite": _flag,
     "metric": _text,
     "mode": partial(_word, ("min", "max"), "min or max"),
-    "start_profile_step": partial(_whole, 0),
-    "end_profile_step": partial(_whole, 0),
+    "start_profile_step": _COUNT,
+    "end_profile_step": _COUNT,
     "tuner_type": partial(_word, TUNERS, f"one of {', '.join(TUNERS)}"),
-    "tuner_early_stopping": partial(_whole, 0),
-    "tuner_num_trials": partial(_whole, 1),
+    "tuner_early_stopping": _COUNT,
+    "tuner_num_trials": _FROM_1,
     "arg_mappings": _arg_mappings,
-    "max_train_batch_size": _bound,
-    "min_train_batch_size": partial(_whole, 1),
-    "max_train_micro_batch_size_per_gpu": partial(_whole, 1),
-    "min_train_micro_batch_size_per_gpu": partial(_whole, 1),
-    "num_tuning_micro_batch_sizes": partial(_whole, 1),
-    "mp_size": partial(_whole, 1),
+    "max_train_batch_size": lambda where, value: _whole(0, where, value) or None,  # as in DeepSpeed
+    "min_train_batch_size": _FROM_1,
+    "max_train_micro_batch_size_per_gpu": _FROM_1,
+    "min_train_micro_batch_size_per_gpu": _FROM_1,
+    "num_tuning_micro_batch_sizes": _FROM_1,
+    "mp_size": _FROM_1,
     "model_info": _model_info,
     "space": _space,
-    "seed": partial(_whole, 0),
-    "repeats": partial(_whole, 0),
+    "seed": _COUNT,
+    "repeats": _COUNT,
     "near": partial(_number, 1, "a share from 0 to 1"),
     "exp_timeout_s": partial(_number, MOST_SECONDS, "a number of seconds"),
     "device_memory": _memory,

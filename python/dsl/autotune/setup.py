@@ -23,22 +23,6 @@ START = (
 """Python code of the command ``dsl``, which must not import modules from the working directory."""
 
 
-START_EXPERIMENT = (
-    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
-    "_own_process.claim(); from dsl.report import speak; speak.end_path = sys.argv.pop(1); "
-    "from dsl.__main__ import main; sys.exit(main())"
-)
-"""Python code of an experiment. The first word behind it is the file for the facts of its end."""
-
-
-START_LANE = (
-    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
-    "_own_process.claim(); from dsl.autotune.lane import main; from dsl.cli.deepspeed import read; "
-    "sys.exit(main(read))"
-)
-"""Python code of a lane."""
-
-
 @record
 class SlotGroup:
     """The slots of one experiment."""

@@ -1,11 +1,12 @@
-"""Runs experiments side by side: each is a ``dsl`` command of its own, which an agent supervises.
+"""Runs experiments side by side: each is a ``dsl`` command of its own, which the engine supervises.
 
 A command of its own has a guard, a cgroup and a process tree that is killed as a whole. It reaches other
 hosts by any launcher, and dies with us however we end. It costs the start of a Python, some tens of
 milliseconds.
 
 If the user wants fork servers, the experiments on the same slots of this host share a command, a lane
-(`dsl.autotune.lane`).
+(`dsl.autotune.lane`). A lane differs in two things: it reads its experiments as orders from stdin, and it
+tells when their workers start and how they end.
 """
 
 from __future__ import annotations
@@ -13,43 +14,45 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
+import sys
 import time
-from collections import deque
-from json import dumps, loads
 
-from dsl import EngineError, Output, Started
-from dsl._record import record, replace
-from dsl.agent.policy import decide
-from dsl.agent.session import Crew, run_once
-from dsl.autotune.experiment import GRACE_S, order_to_line
-from dsl.errors import DslError
-from dsl.model.node import NodePlan, Route, WorkerPlan
-from dsl.model.outcome import Decision
+from dsl import Ended, EngineError, Exited, LaunchSpec, Output, Started, Stdio, Supervisor, WorkerSpec
+from dsl._record import record
+from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, StopExperiment, from_line, to_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping
+    from types import FrameType
+    from typing import Any
 
-    from dsl.agent.agent import Listener
     from dsl.autotune.experiment import Order
-    from dsl.model.outcome import History, Membership
 
 MARGIN_S = 1.0
 """Seconds after the grace of its workers, for the command of an experiment to end."""
 
-START_S = 1.0
-"""Seconds that we wait for a starting command to have a pid; without a pid, a signal is skipped."""
-
 PATIENCE_S = 5.0
-"""Seconds after the time of an experiment, for its lane to say that it has ended."""
-
-_SUSPEND = signal.SIGTSTP
-_LEAST_S = 0.001
-"""Least time that is left: 0 would mean no limit."""
+"""Seconds after the grace of its workers, for a lane to say that its experiment has ended."""
 
 INTERNAL_ERROR = 70
 READ_BYTES = 4096
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+
+_START = "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
+"""Python code that claims the process, which must not import modules from the working directory."""
+
+START_EXPERIMENT = (
+    f"{_START}_own_process.claim(); from dsl.report import speak; speak.end_path = sys.argv.pop(1); "
+    "from dsl.__main__ import main; sys.exit(main())"
+)
+"""Python code of an experiment. The first word behind it is the file for the facts of its end."""
+
+START_LANE = (
+    f"{_START}_own_process.claim(); from dsl.autotune.lane import main; from dsl.cli.deepspeed import read; "
+    "sys.exit(main(read))"
+)
+"""Python code of a lane."""
 
 
 @record
@@ -58,399 +61,266 @@ class Done:
 
     order: Order
     exit_code: int
-    """Exit code of its command."""
+    """Exit code of its job."""
     elapsed_s: float
     """From start to end, in seconds."""
     stop: str = ""
     """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
     error: str = ""
-    """Why its command could not be run; empty: it ran."""
+    """Why its command could not be started; empty: it was started."""
 
 
-@record
-class _Stop:
-    """A request to end an experiment."""
+class _Command:
+    """A command that runs experiments: the only one, or as a lane one after another."""
 
-    grace_s: float
-
-
-class Leash:
-    """A channel of an experiment's agent: ends the experiment when its time is over, or on request."""
-
-    def __init__(self, order: Order) -> None:
-        self.deadline_s = time.monotonic() + order.limit_s if order.limit_s else None
-        self._grace_s = order.grace_s + MARGIN_S
-        self.reason = ""
-        self._left_s: float | None = None
-        """Seconds until the deadline, while the clock is paused."""
-        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._lock = threading.Lock()
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when there is a request."""
-        return self._read_fd
-
-    def pull(self, *, at_once: bool) -> None:
-        """End the experiment; from any thread."""
-        with self._lock:
-            if self._write_fd >= 0:
-                os.write(self._write_fd, b"k" if at_once else b"s")
-
-    def shorten(self, left_s: float) -> None:
-        """Set the seconds that are left; 0: no limit. From any thread."""
-        with self._lock:
-            self.deadline_s = time.monotonic() + left_s if left_s else None
-            if self._write_fd >= 0:
-                os.write(self._write_fd, b"d")  # wakes the agent, which reads the new deadline
-
-    def pause(self) -> None:
-        """Stop its clock; from any thread."""
-        with self._lock:
-            if self.deadline_s is not None:
-                self._left_s = self.deadline_s - time.monotonic()
-                self.deadline_s = None
-
-    def go_on(self) -> None:
-        """Let its clock go on; from any thread."""
-        left_s, self._left_s = self._left_s, None
-        if left_s is not None:
-            self.shorten(max(left_s, _LEAST_S))
-
-    def read(self) -> Sequence[_Stop]:
-        """The requests that are due."""
-        try:
-            words = os.read(self._read_fd, READ_BYTES)
-        except BlockingIOError:
-            words = b""
-        if words.strip(b"d"):
-            self.reason = self.reason or "stopped"
-            return (_Stop(0.0 if b"k" in words else self._grace_s),)
-        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
-            self.deadline_s = None
-            self.reason = self.reason or "timeout"
-            return (_Stop(self._grace_s),)
-        return ()
-
-    def close(self) -> None:
-        """Close its descriptors, when the agent has ended."""
-        with self._lock:
-            os.close(self._write_fd)
-            self._write_fd = -1
-        os.close(self._read_fd)
-
-
-class _Process:
-    """A listener that knows the process of a command. The command passes signals on to its workers."""
-
-    def __init__(self) -> None:
-        self._pid = 0
-        self._is_known = threading.Event()
-
-    def hear(self, event: object) -> None:
-        """Note its pid."""
-        if isinstance(event, Started):
-            self._pid = event.pid
-            self._is_known.set()
-
-    def over(self) -> None:
-        """Note that the command has ended, or was never started."""
-        self._is_known.set()
-
-    def tell(self, number: int) -> None:
-        """Send the command a signal, if it runs; from any thread."""
-        if not self._is_known.wait(START_S) or not self._pid:
-            return
-        try:
-            fd = os.pidfd_open(self._pid)
-        except OSError:
-            return  # it has ended
-        try:
-            # Until its status is taken, no other process gets its pid: the descriptor is the command's.
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            signal.pidfd_send_signal(fd, number)
-        except OSError:
-            return
-        finally:
-            os.close(fd)
-
-
-class _Runner:
-    """A command that runs experiments, with its time limit."""
-
-    def __init__(self, order: Order) -> None:
-        self._leash = Leash(order)
-        self._process = _Process()
-
-    def pause(self) -> None:
-        """Stop its processes and its clock, until `go_on`."""
-        self._leash.pause()
-        self._process.tell(_SUSPEND)
-
-    def go_on(self) -> None:
-        """Continue its processes and its clock."""
-        self._process.tell(signal.SIGCONT)
-        self._leash.go_on()
-
-
-class _Single(_Runner):
-    """One experiment, on a thread that supervises its command."""
-
-    def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
-        super().__init__(order)
-        self._thread = threading.Thread(target=self._run, args=(order, done), name=order.name)
-        self._thread.start()
-
-    def stop(self, *, at_once: bool) -> None:
-        """End it."""
-        self._leash.pull(at_once=at_once)
-
-    def settle(self) -> None:
-        """Clean up after its end."""
-        self._thread.join()
-        self._leash.close()
-
-    def _run(self, order: Order, done: Callable[[Done], None]) -> None:
-        begin_s = time.monotonic()
-        code, error = run_order(order, self._leash, (self._process,))
-        self._process.over()
-        done(Done(order, code, time.monotonic() - begin_s, self._leash.reason, error))
-
-
-class _Lane(_Runner):
-    """Experiments one after another, on a thread that supervises the lane."""
-
-    def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
-        """Start the lane with its first experiment."""
-        super().__init__(replace(order, limit_s=0.0))
-        self._done = done
-        self._lock = threading.Lock()
-        self._order: Order | None = order
+    def __init__(self, order: Order, env: Mapping[str, str], *, is_lane: bool) -> None:
+        """Start it with its first experiment. Raises EngineError."""
+        self.order: Order | None = order
+        """The experiment that runs; None: the lane has nothing to do."""
+        self.deadline_s = None if is_lane or not order.limit_s else time.monotonic() + order.limit_s
+        """`time.monotonic` when we end the experiment, or else the whole command."""
         self._begin_s = time.monotonic()
-        self._is_stopped = False
-        """Whether the end of the experiment was requested."""
-        self._is_over = False
-        """Whether the lane takes no more orders."""
+        self._stop = ""
+        self._status = INTERNAL_ERROR
+        self._is_lane = is_lane
         self._rest = b""
-        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
-        host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
-        self._thread = threading.Thread(target=self._run, args=(host,), name=host.name)
-        self._thread.start()
-        self._write(order_to_line(order))
+        self._orders = to_line(order)
+        """Orders that wait for the start of the lane."""
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC) if is_lane else (-1, -1)
+        words = ("-c", START_LANE) if is_lane else ("-c", START_EXPERIMENT, order.end, *order.words)
+        worker = WorkerSpec(
+            (sys.executable, *words),
+            stdin=Stdio.fd(self._read_fd) if is_lane else Stdio.null(),
+            stdout=Stdio.pipe() if is_lane else Stdio.file(order.stdout, append=True),
+            stderr=Stdio.null() if is_lane else Stdio.file(order.stderr, append=True),
+        )
+        self.supervisor: Supervisor | None = Supervisor()
+        """None: the command has ended."""
+        try:
+            self.supervisor.start(LaunchSpec((worker,), env=env, inherits=True, grace_s=GRACE_S + MARGIN_S))
+        except EngineError:
+            self._close()
+            raise
 
     def give(self, order: Order) -> bool:
-        """Run another experiment; one at a time. False: the lane takes no more orders."""
-        with self._lock:
-            if self._is_over:
-                return False
-            self._order = order
-            self._begin_s = time.monotonic()
-            self._is_stopped = False
-        self._write(order_to_line(order))
+        """Run another experiment in the lane. False: the lane has ended."""
+        if self.supervisor is None or not self._write(to_line(order)):
+            self._close()
+            return False
+        self.order = order
+        self.deadline_s = None
+        self._begin_s = time.monotonic()
+        self._stop = ""
         return True
 
-    def stop(self, *, at_once: bool) -> None:
-        """End the experiment; ``at_once`` ends the lane, too."""
-        with self._lock:
-            order = self._order
-            self._is_stopped = True
-            if order is not None:
-                self._leash.shorten(order.grace_s + PATIENCE_S)
-        if at_once or order is None:
-            self._leash.pull(at_once=True)
-        else:
-            self._write(dumps({"stop": order.grace_s}).encode() + b"\n")
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """End the experiment. ``at_once`` ends its command, too, without any grace."""
+        self._stop = self._stop or reason
+        grace_s = GRACE_S if self.order is None else self.order.grace_s
+        self.deadline_s = None
+        if self._is_lane and not at_once:
+            self.deadline_s = time.monotonic() + grace_s + PATIENCE_S
+            self._write(to_line(StopExperiment(grace_s)))
+        elif self.supervisor is not None:
+            self.supervisor.stop(grace_s=0.0 if at_once else grace_s + MARGIN_S)
 
-    def settle(self) -> None:
-        """Do nothing after the end of an experiment: the lane goes on."""
+    def look(self) -> Done | None:
+        """The end of the experiment, if it has come. Ends an experiment whose time is over."""
+        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+            self.stop("timeout", at_once=bool(self._stop))
+        done = None
+        for event in self.supervisor.wait(0) if self.supervisor is not None else ():
+            if isinstance(event, Started):
+                self._let_go()
+            elif isinstance(event, Output):
+                done = self._hear(event.data) or done
+            elif isinstance(event, Exited):
+                self._status = event.exit.status
+            elif isinstance(event, Ended):
+                # A lane that ends on its own has not done what it was ordered to do.
+                done = self._end(self._status or (INTERNAL_ERROR if self._is_lane else 0)) or done
+                self._close()
+        return done
 
-    def close(self) -> None:
-        """Give no more orders, and wait for the end of the lane."""
-        os.close(self._write_fd)
-        self._leash.shorten(GRACE_S + PATIENCE_S)
-        self._thread.join()
-        self._leash.close()
+    def suspend(self) -> None:
+        """Stop its processes, until `go_on`."""
+        if self.supervisor is not None:
+            self.supervisor.signal(signal.SIGTSTP)
 
-    def hear(self, event: object) -> None:
-        """Listen to what the lane answers, on its thread."""
-        if isinstance(event, Started):
-            self._let_go()
-        if not isinstance(event, Output) or event.stream != 1:
-            return
-        *lines, self._rest = (self._rest + event.data).split(b"\n")
+    def go_on(self, paused_s: float) -> None:
+        """Continue its processes; the pause does not count as time."""
+        if self.deadline_s is not None:
+            self.deadline_s += paused_s
+        if self.supervisor is not None:
+            self.supervisor.signal(signal.SIGCONT)
+
+    def dismiss(self) -> None:
+        """Give no more orders: the lane ends."""
+        self._stop = "stopped"
+        self.deadline_s = time.monotonic() + GRACE_S + PATIENCE_S
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def _hear(self, data: bytes) -> Done | None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        done = None
         for line in lines:
-            answer = loads(line)
-            if "begun" in answer:
-                self._begin()
-            elif "error" in answer:
-                self._tell(1, "", answer["error"])
-            else:
-                self._tell(answer["code"], answer["stop"], "")
+            answer = from_line(line, ANSWERS)
+            if not isinstance(answer, Begun):
+                done = self._end(answer.code)
+            elif self.order is not None and not self._stop:
+                self._begin_s = time.monotonic()
+                self.deadline_s = self._begin_s + self.order.limit_s if self.order.limit_s else None
+        return done
 
-    def _tell(self, code: int, stop: str, error: str) -> None:
-        with self._lock:
-            order, self._order = self._order, None
-            if order is not None:
-                self._leash.shorten(0.0)
-        if order is not None:
-            self._done(Done(order, code, time.monotonic() - self._begin_s, stop or self._leash.reason, error))
-
-    def _begin(self) -> None:
-        with self._lock:
-            order = self._order
-            self._begin_s = time.monotonic()
-            # The lane ends the experiment by itself. If it does not, we end the lane.
-            if order is not None and order.limit_s and not self._is_stopped:
-                self._leash.shorten(order.limit_s + order.grace_s + PATIENCE_S)
+    def _end(self, code: int) -> Done | None:
+        order, self.order = self.order, None
+        self.deadline_s = None
+        return None if order is None else Done(order, code, time.monotonic() - self._begin_s, self._stop)
 
     def _let_go(self) -> None:
         """Close our read end: only the lane reads orders, so a write after its end fails and never waits."""
         if self._read_fd >= 0:
             os.close(self._read_fd)
             self._read_fd = -1
+            self._write(b"")
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes) -> bool:
+        self._orders += line
+        if self._read_fd >= 0:
+            return True  # the lane starts
         try:
-            os.write(self._write_fd, line)
+            os.write(self._write_fd, self._orders)
         except OSError:
-            return  # the lane has ended, and `_run` reports that
+            return False
+        self._orders = b""
+        return True
 
-    def _run(self, host: Order) -> None:
-        code, error = run_order(host, self._leash, (self, self._process), self._read_fd)
-        self._process.over()
-        with self._lock:
-            self._is_over = True
+    def _close(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.close()
+            self.supervisor = None
+        self.dismiss()
         self._let_go()
-        self._tell(code or INTERNAL_ERROR, "", error)
+        self.deadline_s = None
 
 
 class Runners:
-    """Runs experiments side by side. One thread owns it."""
+    """Runs experiments side by side. In a ``with`` block signals wait for `wait` and `heard`."""
 
     def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._write_fd, False)
-        self._done: deque[Done] = deque()
-        self._runners: dict[str, _Single | _Lane] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._read_fd, self.bell_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        """`bell_fd` takes the number of a signal and ends `wait` (see `signal.set_wakeup_fd`)."""
+        self._commands: dict[str, _Command] = {}
+        """The command of each experiment that runs, by its name."""
+        self._lanes: dict[str, _Command] = {}
+        self._failed: list[Done] = []
+        """Experiments that could not be started."""
+        self._old: dict[int, Any] = {}
 
-    @property
-    def bell_fd(self) -> int:
-        """The descriptor that takes the number of a signal and ends `wait` (see `signal.set_wakeup_fd`)."""
-        return self._write_fd
+    def __enter__(self) -> None:
+        """Take the signals. Ignored signals stay ignored (nohup)."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old[number] = signal.signal(number, _heard)
+        signal.set_wakeup_fd(self.bell_fd, warn_on_full_buffer=False)
+
+    def __exit__(self, *_: object) -> None:
+        """Give the signals back."""
+        for number, old in self._old.items():
+            signal.signal(number, old)
+        # Last: from here on a signal that we do not get finds its old handler.
+        signal.set_wakeup_fd(-1)
 
     @property
     def running(self) -> int:
         """How many experiments run."""
-        return len(self._runners)
+        return len(self._commands) + len(self._failed)
 
-    def start(self, order: Order, place: str = "") -> None:
-        """Start an experiment; `wait` returns its end. Experiments of the same ``place`` share a lane."""
-        if not order.lane:
-            self._runners[order.name] = _Single(order, self._note)
-            return
-        lane = self._lanes.get(place)
-        if lane is None or not lane.give(order):
-            if lane is not None:
-                lane.close()
-            lane = self._lanes[place] = _Lane(order, self._note)
-        self._runners[order.name] = lane
+    def start(self, order: Order, env: Mapping[str, str], lane: str = "") -> None:
+        """Start an experiment in an environment; `wait` returns its end.
+
+        ``lane``: experiments with the same word share a command; empty: each has a command of its own.
+        """
+        command = self._lanes.get(lane)
+        if command is None or not command.give(order):
+            try:
+                command = _Command(order, env, is_lane=bool(lane))
+            except (EngineError, OSError) as error:
+                self._failed.append(Done(order, 1, 0.0, error=str(error)))
+                return
+            if lane:
+                self._lanes[lane] = command
+        self._commands[order.name] = command
 
     def heard(self) -> list[int]:
         """Numbers of signals that have come; does not wait."""
-        poll = select.poll()
-        poll.register(self._read_fd, select.POLLIN)
-        return self._read() if poll.poll(0) else []
+        try:
+            numbers = [number for number in os.read(self._read_fd, READ_BYTES) if number]
+        except BlockingIOError:
+            return []
+        # A user who presses Ctrl-Z twice wants one pause.
+        return [one for at, one in enumerate(numbers) if one not in numbers[:at] or one != signal.SIGTSTP]
 
     def wait(self) -> tuple[list[Done], list[int]]:
         """Wait for something: experiments that have ended, and numbers of signals that have come."""
-        signals = self.heard()
-        if not signals and not self._done:
-            signals = self._read()
-        done = []
-        while self._done:
-            one = self._done.popleft()
-            self._runners.pop(one.order.name).settle()
-            done.append(one)
-        return done, signals
+        while True:
+            done, self._failed = [*self._failed, *self._look()], []
+            signals = self.heard()
+            if done or signals:
+                return done, signals
+            self._sleep()
 
     def stop(self, *, at_once: bool = False) -> None:
         """End all experiments that run. `wait` still has to return them."""
-        for runner in self._runners.values():
-            runner.stop(at_once=at_once)
+        for command in self._commands.values():
+            command.stop("stopped", at_once=at_once)
 
     def suspend(self) -> None:
         """Stop all experiments and this process, as Ctrl-Z stops a program, until a shell continues it."""
-        runners = {*self._runners.values(), *self._lanes.values()}
-        for runner in runners:
-            runner.pause()
-        old = signal.signal(_SUSPEND, signal.SIG_DFL)
-        os.kill(os.getpid(), _SUSPEND)  # returns when we are continued, or at once if no shell could do that
-        signal.signal(_SUSPEND, old)
-        for runner in runners:
-            runner.go_on()
+        commands, begin_s = self._all(), time.monotonic()
+        for command in commands:
+            command.suspend()
+        old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns when we are continued, or at once without a shell
+        signal.signal(signal.SIGTSTP, old)
+        for command in commands:
+            command.go_on(time.monotonic() - begin_s)
 
     def close(self) -> None:
         """End what runs, and wait for it."""
         self.stop(at_once=True)
-        while self._runners:
-            self.wait()
         for lane in self._lanes.values():
-            lane.close()
+            lane.dismiss()
+        while any(command.supervisor is not None for command in self._all()):
+            self._sleep()
+            self._look()
         os.close(self._read_fd)
-        os.close(self._write_fd)
+        os.close(self.bell_fd)
 
-    def _read(self) -> list[int]:
-        numbers = [number for number in os.read(self._read_fd, READ_BYTES) if number]
-        # A user who presses Ctrl-Z twice wants one pause.
-        return [
-            number for at, number in enumerate(numbers) if number not in numbers[:at] or number != _SUSPEND
-        ]
+    def _all(self) -> list[_Command]:
+        return [*dict.fromkeys((*self._commands.values(), *self._lanes.values()))]
 
-    def _note(self, done: Done) -> None:
-        self._done.append(done)
-        os.write(self._write_fd, b"\0")
+    def _look(self) -> list[Done]:
+        done = [one for one in [command.look() for command in self._all()] if one is not None]
+        for one in done:
+            del self._commands[one.order.name]
+        return done
 
-
-def run_order(
-    order: Order, leash: Leash, listeners: Sequence[Listener] = (), orders_fd: int | None = None
-) -> tuple[int, str]:
-    """Run a command to its end: its exit code, and why it could not be run.
-
-    ``listeners`` hear what it writes to stdout, if that is no file; ``orders_fd`` is its stdin.
-    """
-    plan = NodePlan(
-        host="",
-        node_rank=0,
-        workers=(
-            WorkerPlan(
-                rank=0,
-                local_rank=0,
-                argv=order.argv,
-                env={},
-                stdin_fd=orders_fd,
-                stdout=Route(path=order.stdout) if order.stdout else Route(pipe=True),
-                stderr=Route(path=order.stderr),
-                noun="experiment",
-                name=order.name,
-            ),
-        ),
-        env=order.env,
-        master_addr="",
-        master_port=0,
-        world_size=1,
-        grace_s=order.grace_s + MARGIN_S,
-        name=order.name,
-    )
-    try:
-        return run_once(plan, Crew(listeners, (leash,), _decide, routine=True)).code, ""
-    except (DslError, EngineError, OSError) as problem:
-        return 1, str(problem)
-    except Exception as problem:  # noqa: BLE001  whatever it is, the tuning goes on
-        return INTERNAL_ERROR, f"internal error: {type(problem).__name__}: {problem}"
+    def _sleep(self) -> None:
+        """Wait for a signal, an event of a command or its deadline."""
+        poller = select.poll()
+        poller.register(self._read_fd, select.POLLIN)
+        due = []
+        for command in self._all():
+            if command.supervisor is not None:
+                poller.register(command.supervisor.fileno(), select.POLLIN)
+            if command.deadline_s is not None:
+                due.append(command.deadline_s)
+        left_s = max(min(due) - time.monotonic(), 0.0) if due else None
+        poller.poll(None if left_s is None else left_s * 1000 + 1)
 
 
-def _decide(history: History, event: object, membership: Membership) -> Decision:
-    """The usual policy, except that a request ends the experiment."""
-    if isinstance(event, _Stop):
-        return Decision("stop", grace_s=event.grace_s)
-    return decide(history, event, membership)
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: the wakeup descriptor already has the number."""

@@ -38,8 +38,7 @@ from dsl.plan.job import plan_job
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
-    from typing import Any, Protocol
+    from typing import Protocol
 
     from dsl.autotune.experiment import Experiment, Summary
     from dsl.autotune.tuner import Search
@@ -58,9 +57,6 @@ if TYPE_CHECKING:
 
         def show(self, notices: Sequence[Notice], log_level: str) -> None:
             """Say the notices of this level or above."""
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -> int:
@@ -262,7 +258,7 @@ def run_search(
     runners = Runners()
     tuner = Tuner(setup, folders, runners, progress)
     try:
-        with _Signals(runners):
+        with runners:
             summary = tuner.run(steps, batch)
         tuner.listen()
         return summary, tuner.signals
@@ -282,27 +278,3 @@ def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tup
     words = dsl_words((*setup.user.training, *setup.own_words()), setup.script, args)
     folders.save_optimal(config, join(("dsl", *words)))
     return words
-
-
-class _Signals:
-    """While the block runs, signals go to the runners. Ignored signals stay ignored (nohup)."""
-
-    def __init__(self, runners: Runners) -> None:
-        self._runners = runners
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._old[number] = signal.signal(number, _heard)
-        signal.set_wakeup_fd(self._runners.bell_fd, warn_on_full_buffer=False)
-
-    def __exit__(self, *_: object) -> None:
-        for number, old in self._old.items():
-            signal.signal(number, old)
-        # Last: from here on a signal that the runners do not get finds its old handler.
-        signal.set_wakeup_fd(-1)
-
-
-def _heard(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: the wakeup descriptor already has the number."""

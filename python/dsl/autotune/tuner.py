@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections import deque
 from shlex import join
 
@@ -14,7 +13,7 @@ from dsl.autotune.ds_config import encode, experiment_words, fingerprint, withou
 from dsl.autotune.ending import Ending, judge
 from dsl.autotune.experiment import Order
 from dsl.autotune.section import AUTOTUNING
-from dsl.autotune.setup import START_EXPERIMENT, START_LANE, SlotPool, dsl_words
+from dsl.autotune.setup import SlotPool, dsl_words
 from dsl.autotune.tuning_folders import END, PATH_KEYS
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
@@ -214,19 +213,16 @@ class Tuner:
         folders.begin(experiment, description, exp, join(("dsl", *words)))
         order = Order(
             name=experiment.name,
-            argv=(sys.executable, "-c", START_EXPERIMENT, f"{folder}/{END}", *words),
-            env=self._environ(place),
+            words=words,
             stdout=f"{folder}/stdout.log",
             stderr=f"{folder}/stderr.log",
             end=f"{folder}/{END}",
             limit_s=setup.section.exp_timeout_s,
             grace_s=setup.grace_s,
-            lane=(sys.executable, "-c", START_LANE) if setup.has_lanes else (),
-            words=words,
         )
         self._places[experiment.name] = (experiment, place)
         self._progress.began(experiment)
-        self._runners.start(order, place.filter)
+        self._runners.start(order, self._environ(place), place.filter if setup.has_lanes else "")
 
     def _where(self, experiment: Experiment, place: SlotGroup) -> tuple[str, ...]:
         """The options that give an experiment its slots and its port."""

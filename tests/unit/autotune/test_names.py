@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.autotune.names import as_folder, dotted_name, full_name, micro_batch_name, repeat_name
+from dsl.autotune.names import as_folder, dotted_name, full_name
 
 
 def test_names_are_deepspeeds() -> None:
-    assert micro_batch_name("z1", 2, 8) == "z1_gas2_tmbspg8"
     config = {
         "zero_optimization": {
             "stage": 3,
@@ -28,8 +27,6 @@ def test_names_are_deepspeeds() -> None:
 
 def test_names_of_a_space_of_the_users_own_show_the_last_part_of_each_key() -> None:
     assert dotted_name({"batch": 8, "optim.lr": 0.1}) == "batch=8_lr=0.1"
-    assert repeat_name("a", 0) == "a"
-    assert repeat_name("a", 2) == "a_repeat2"
 
 
 @pytest.mark.parametrize(

@@ -1,99 +1,150 @@
-"""Lanes and signals of runners, without any process: what runs an order is made up."""
+"""Lanes and signals of runners, without any process: the engine is made up."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kit.waiting import until
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.experiment import Order
+from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment, from_line, to_line
 from dsl.autotune.trials import Runners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ORDER = Order(name="a", argv=(), env={}, words=(), stdout="", stderr="", limit_s=60, lane=("lane",))
-TIMEOUT_S = 30.0
+ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grace_s=3.0)
 
 
 @record
 class Output:
-    """Only a supervisor makes the real ones."""
+    """Only the engine makes the real ones."""
 
     data: bytes
     """As there."""
-    stream: int = 1
+
+
+@record
+class Exit:
+    """The same of how a command ended."""
+
+    status: int
     """As there."""
 
 
+@record
+class Exited:
+    """The same of its event."""
+
+    exit: Exit
+    """As there."""
+
+
+@record
 class Started:
-    """The same of the event that the lane runs."""
+    """The same of the event that the command runs."""
 
 
-class Lane:
-    """In place of the agent that supervises a lane: it ends when the test says so."""
+@record
+class Ended:
+    """The same of the last event."""
+
+
+class Supervisor:
+    """In place of the engine: its command does what the test says."""
 
     def __init__(self) -> None:
-        self.leash: Any = None
-        self.listener: Any = None
+        self.events: list[object] = [Started()]
         self.orders_fd = -1
-        self.is_there = threading.Event()
-        self.is_over = threading.Event()
-        self.code = 1
+        self.calls: list[object] = []
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK)
+        os.write(self._write_fd, b"\0")
 
-    def run(self, _order: Order, leash: Any, listeners: Any, orders_fd: int) -> tuple[int, str]:
-        self.leash, self.listener = leash, listeners[0]
-        self.orders_fd = os.dup(orders_fd)
-        self.listener.hear(Started())
-        self.is_there.set()
-        assert self.is_over.wait(TIMEOUT_S)
+    def start(self, spec: Any) -> None:
+        if (fd := spec.workers[0].stdin.descriptor) is not None:
+            self.orders_fd = os.dup(fd)
+
+    def tell(self, *events: object) -> None:
+        self.events += events
+        os.write(self._write_fd, b"\0")
+
+    def answer(self, message: object) -> None:
+        self.tell(Output(to_line(message)))
+
+    def die(self, status: int = 1) -> None:
+        self.leave()
+        self.tell(Exited(Exit(status)), Ended())
+
+    def leave(self) -> None:
         if self.orders_fd >= 0:
             os.close(self.orders_fd)
-        return self.code, ""
+            self.orders_fd = -1
 
-    def answer(self, **words: object) -> None:
-        self.listener.hear(Output(json.dumps(words).encode() + b"\n"))
+    def ordered(self) -> list[object]:
+        lines = os.read(self.orders_fd, 1 << 20).splitlines()
+        return [from_line(line, ORDERS) for line in lines]
+
+    def wait(self, _timeout_s: float) -> list[object]:
+        try:
+            os.read(self._read_fd, 100)
+        except BlockingIOError:
+            return []
+        events, self.events = self.events, []
+        return events
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def stop(self, *, grace_s: float) -> None:
+        self.calls.append(grace_s)
+        self.die(143)
+
+    def signal(self, number: int) -> None:
+        self.calls.append(number)
+
+    def close(self) -> None:
+        self.leave()
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Lane]]:
-    """The lanes that were started."""
-    made: list[Lane] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Supervisor]:
+    """The commands that were started."""
+    found: list[Supervisor] = []
 
-    def run(*args: Any) -> tuple[int, str]:
-        made.append(Lane())
-        return made[-1].run(*args)
+    def make() -> Supervisor:
+        found.append(Supervisor())
+        return found[-1]
 
-    monkeypatch.setattr(trials, "run_order", run)
-    monkeypatch.setattr(trials, "Output", Output)
-    monkeypatch.setattr(trials, "Started", Started)
-    yield made
-    for lane in made:
-        lane.is_over.set()
-
-
-def started(runners: Runners, lanes: list[Lane], order: Order = ORDER, count: int = 1) -> Lane:
-    runners.start(order, "slot")
-    until(lambda: len(lanes) == count)
-    assert lanes[-1].is_there.wait(TIMEOUT_S)
-    return lanes[-1]
+    monkeypatch.setattr(trials, "Supervisor", make)
+    for kind in (Output, Exited, Started, Ended):
+        monkeypatch.setattr(trials, kind.__name__, kind)
+    return found
 
 
 @pytest.fixture
-def runners(lanes: list[Lane]) -> Iterator[Runners]:
-    made = Runners()
-    yield made
-    for lane in lanes:
-        lane.is_over.set()
-    made.close()
+def runners(made: list[Supervisor]) -> Iterator[Runners]:
+    runners = Runners()
+    yield runners
+    for one in made:
+        if one.orders_fd >= 0:
+            one.die()
+    runners.close()
+
+
+def started(runners: Runners, made: list[Supervisor], order: Order = ORDER) -> Supervisor:
+    """The lane that has begun to run an order."""
+    runners.start(order, {}, "slot")
+    lane = made[-1]
+    os.write(runners.bell_fd, b"\x01")
+    assert runners.wait() == ([], [1]), "it runs"
+    assert lane.ordered() == [order]
+    return lane
 
 
 def ended(runners: Runners) -> list[tuple[str, int, str]]:
@@ -102,89 +153,117 @@ def ended(runners: Runners) -> list[tuple[str, int, str]]:
     return [(one.order.name, one.exit_code, one.stop) for one in done]
 
 
-def test_a_lane_runs_one_order_after_the_other(runners: Runners, lanes: list[Lane]) -> None:
-    lane = started(runners, lanes)
-    lane.answer(begun=True)
-    lane.answer(code=0, stop="")
+def test_a_command_of_its_own_ends_with_its_experiment(runners: Runners, made: list[Supervisor]) -> None:
+    runners.start(ORDER, {})
+    runners.start(replace(ORDER, name="b"), {})
+    made[1].die(3)
+    assert ended(runners) == [("b", 3, "")]
+    runners.stop()
+    assert ended(runners) == [("a", 143, "stopped")]
+    assert (made[0].calls, runners.running) == ([4.0], 0)
+
+
+def test_a_command_of_its_own_is_ended_when_its_time_is_over(
+    runners: Runners, made: list[Supervisor]
+) -> None:
+    runners.start(replace(ORDER, limit_s=0.01), {})
+    assert ended(runners) == [("a", 143, "timeout")]
+    assert made[0].calls == [4.0]
+
+
+def test_a_lane_runs_one_order_after_the_other(runners: Runners, made: list[Supervisor]) -> None:
+    lane = started(runners, made)
+    lane.answer(Begun())
+    lane.answer(Over(0))
     assert ended(runners) == [("a", 0, "")]
-    runners.start(replace(ORDER, name="b"), "slot")
-    lane.answer(code=3, stop="timeout")
-    assert ended(runners) == [("b", 3, "timeout")]
-    assert len(lanes) == 1
+    order = replace(ORDER, name="b", limit_s=0.01)
+    runners.start(order, {}, "slot")
+    lane.answer(Begun())
+    os.write(runners.bell_fd, b"\x01")
+    assert runners.wait() == ([], [1])
+    assert lane.ordered() == [order]
+    lane.answer(Over(3))
+    assert ended(runners) == [("b", 3, "")]
+    assert len(made) == 1
 
 
-def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(runners: Runners, lanes: list[Lane]) -> None:
-    """Whoever looked first and gave then would wait for ever."""
-    lane = started(runners, lanes)
-    lane.answer(code=0, stop="")
-    assert ended(runners) == [("a", 0, "")]
-    (thread,) = [one for one in threading.enumerate() if one.name == "lane of a"]
-    lane.is_over.set()
-    thread.join(TIMEOUT_S)
-    again = started(runners, lanes, replace(ORDER, name="b"), 2)
-    again.answer(code=0, stop="")
-    assert ended(runners) == [("b", 0, "")]
+def test_a_lane_is_told_to_end_an_experiment_whose_time_is_over_and_is_ended_if_it_does_not(
+    runners: Runners, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "PATIENCE_S", 0.01)
+    lane = started(runners, made, replace(ORDER, limit_s=0.01, grace_s=0.01))
+    lane.answer(Begun())
+    assert ended(runners) == [("a", 143, "timeout")]
+    assert lane.calls == [0.0]
 
 
-def test_a_lane_that_dies_with_an_order_tells_of_it(runners: Runners, lanes: list[Lane]) -> None:
-    started(runners, lanes).is_over.set()
+def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(
+    runners: Runners, made: list[Supervisor]
+) -> None:
+    """If the tuner looked first and gave the order then, it would wait for ever."""
+    for name in ("a", "b"):
+        lane = started(runners, made, replace(ORDER, name=name))
+        lane.answer(Over(0))
+        assert ended(runners) == [(name, 0, "")]
+        lane.die()
+    assert len(made) == 2
+
+
+def test_a_lane_that_dies_with_an_order_tells_of_it(runners: Runners, made: list[Supervisor]) -> None:
+    started(runners, made).die()
     assert ended(runners) == [("a", 1, "")]
 
 
-def test_an_order_that_nobody_reads_any_more_blocks_nobody(runners: Runners, lanes: list[Lane]) -> None:
+def test_an_order_that_nobody_reads_any_more_blocks_nobody(runners: Runners, made: list[Supervisor]) -> None:
     """It is longer than what a pipe holds, and the lane is gone while its end is not known."""
-    lane = started(runners, lanes)
-    lane.answer(code=0, stop="")
+    lane = started(runners, made)
+    lane.answer(Over(0))
     assert ended(runners) == [("a", 0, "")]
-    os.close(lane.orders_fd)
-    lane.orders_fd = -1
-    runners.start(replace(ORDER, name="b", words=("x" * 1_000_000,)), "slot")
-    lane.is_over.set()
+    lane.leave()
+    runners.start(replace(ORDER, name="b", words=("x" * 1_000_000,)), {}, "slot")
+    assert len(made) == 2
+    made[1].die()
     assert ended(runners) == [("b", 1, "")]
 
 
 def test_an_end_that_was_asked_for_is_not_put_off_by_a_late_begin(
-    runners: Runners, lanes: list[Lane]
+    runners: Runners, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane = started(runners, lanes)
+    monkeypatch.setattr(trials, "PATIENCE_S", 0.01)
+    lane = started(runners, made, replace(ORDER, grace_s=0.01))
     runners.stop()
-    soon = lane.leash.deadline_s
-    lane.answer(begun=True)
-    assert lane.leash.deadline_s == soon
-    lane.answer(code=143, stop="stopped")
-    assert lane.leash.deadline_s is None
+    assert lane.ordered() == [StopExperiment(0.01)]
+    lane.answer(Begun())
     assert ended(runners) == [("a", 143, "stopped")]
-    runners.start(replace(ORDER, name="b"), "slot")
-    lane.answer(begun=True)
-    assert lane.leash.deadline_s > soon
 
 
 def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
-    runners: Runners, lanes: list[Lane]
+    runners: Runners, made: list[Supervisor]
 ) -> None:
     assert runners.heard() == []
-    lane = started(runners, lanes)
+    lane = started(runners, made)
     os.write(runners.bell_fd, b"\x0f")
     assert runners.wait() == ([], [15])
-    lane.answer(code=0, stop="")
+    lane.answer(Over(0))
     os.write(runners.bell_fd, b"\x02")
     assert runners.heard() == [2]
     assert ended(runners) == [("a", 0, "")]
 
 
-@pytest.mark.parametrize("limit_s", [20.0, 0.0])
-def test_the_time_of_an_experiment_stands_still_while_it_is_stopped(limit_s: float) -> None:
-    leash = trials.Leash(replace(ORDER, limit_s=limit_s))
-    deadlines = [leash.deadline_s]
-    leash.pause()
-    deadlines.append(leash.deadline_s)
-    leash.go_on()
-    deadlines.append(leash.deadline_s)
-    leash.close()
-    before, meanwhile, after = deadlines
-    assert meanwhile is None
-    assert (before is None) == (after is None) == (limit_s == 0)
-    assert before is None or after is None or before <= after <= time.monotonic() + limit_s
+def test_the_time_of_an_experiment_stands_still_while_it_is_stopped(
+    runners: Runners, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.monotonic()
+    clock = [now_s]
+    monkeypatch.setattr("dsl.autotune.trials.time.monotonic", lambda: clock[0])
+    runners.start(ORDER, {})
+    monkeypatch.setattr("dsl.autotune.trials.os.kill", lambda *_: clock.append(clock.pop() + 1000))
+    runners.suspend()
+    assert made[0].calls == [signal.SIGTSTP, signal.SIGCONT]
+    os.write(runners.bell_fd, b"\x01")
+    assert runners.wait() == ([], [1]), "its time is not over"
+    clock[0] += 61
+    assert ended(runners) == [("a", 143, "timeout")]
 
 
 def test_a_second_ctrl_z_before_the_first_is_heard_is_the_same(runners: Runners) -> None:

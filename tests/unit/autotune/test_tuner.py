@@ -31,6 +31,7 @@ class FakeRunners:
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
+        self.envs: list[Mapping[str, str]] = []
         self.waiting: list[Order] = []
         self.signals: list[list[int]] = []
         self.stops: list[bool] = []
@@ -49,8 +50,9 @@ class FakeRunners:
     def running(self) -> int:
         return len(self.waiting)
 
-    def start(self, order: Order, _place: str) -> None:
+    def start(self, order: Order, env: Mapping[str, str], _lane: str) -> None:
         self.orders.append(order)
+        self.envs.append(env)
         self.waiting.append(order)
         self.most = max(self.most, len(self.waiting))
         section = config_of(order)["autotuning"]
@@ -203,7 +205,7 @@ def test_devices_with_names_are_shown_by_their_names(folders: Folders) -> None:
     tuned(
         folders, a_setup(hosts=hosts, size=Resources(1, 1, 2, None), visible=visible, hostfile=()), runners, 2
     )
-    assert [order.env["CUDA_VISIBLE_DEVICES"] for order in runners.orders] == ["GPU-a", "GPU-b"]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in runners.envs] == ["GPU-a", "GPU-b"]
     assert not any("include" in word for order in runners.orders for word in options(order))
 
 
