@@ -23,7 +23,7 @@ def say(text):
     print("SAID", text, file=sys.stderr, flush=True)
 
 expected = int(sys.argv[2]) if sys.argv[2].isdecimal() else None
-progress = Progress(say, Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
+progress = Progress(lambda notice: say(notice.line), Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
 first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
 progress.began(first)
 input()

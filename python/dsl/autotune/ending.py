@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.autotune.experiment import Result
+from dsl.autotune.section import is_number
 from dsl.lists import shorten
 from dsl.model.judgement import NO_EVIDENCE
 from dsl.report.verdict import verdict
@@ -88,7 +89,7 @@ def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, 
         return "torn metric", {}, f"its metrics are no JSON, or were cut off while they were written{end}"
     if not isinstance(found, dict):
         return "torn metric", {}, f"its metrics are no JSON object: {shorten(text)}"
-    numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
+    numbers = {name: float(value) for name, value in found.items() if is_number(value) and abs(value) < MOST}
     if not numbers or (keys and not any(key in numbers for key in keys)):
         for key in keys:
             if key in found:
@@ -97,11 +98,6 @@ def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, 
         wanted, has = " or ".join(keys) or "a number", shorten(", ".join(found)) or "nothing"
         return "no metric", {}, f"its metrics lack {wanted}, they have {has}"
     return "ok", numbers, ""
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value is a number that can be compared."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
 
 
 def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from dsl.autotune.plot import can_draw, draw
 from dsl.autotune.safe_folder import SUMMARIES
 from dsl.autotune.section import read_metric
 from dsl.autotune.tuning_summary import duration, summary_json, summary_table, summary_text
 from dsl.errors import DslError
+from dsl.model.job import Notice
 from dsl.printable import printable
 from dsl.report.speak import write
 
@@ -31,7 +33,7 @@ class Progress:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        tell: Callable[[Notice], None],
         section: Section,
         results: Folder,
         size: Resources,
@@ -39,11 +41,11 @@ class Progress:
         *,
         is_quiet: bool = False,
     ) -> None:
-        """``say`` takes a line for the user; ``is_quiet``: there is no bar.
+        """``tell`` takes a line for the user; ``is_quiet``: there is no bar.
 
         ``expected``: how many configs will be tried; None: unknown.
         """
-        self._say = say
+        self._tell = tell
         self._section = section
         self._results = results
         self._size = size
@@ -56,7 +58,7 @@ class Progress:
         self._best: tuple[str, float] | None = None
         self._draws = can_draw()
         if not self._draws:
-            say("warning: matplotlib is not installed, so there will be no plot: pip install matplotlib")
+            self._warn("matplotlib is not installed, so there will be no plot: pip install matplotlib")
         self._bar = None if is_quiet else _make_bar(expected, self._left)
         self.go_on()
 
@@ -83,7 +85,7 @@ class Progress:
             left = self._expected - self._count
             self._left.ends_s = now_s + (now_s - self._started_s) * left / self._fresh
         if self._bar is None:
-            self._say(line)
+            self._tell(Notice("info", line))
         else:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._show()
@@ -92,20 +94,27 @@ class Progress:
         """Show what the search has found and write its files. Warn if a file cannot be written."""
         self.pause()
         elapsed_s = time.monotonic() - self._started_s
-        for note in summary.notes:
-            self._say(note)
-        self._say(summary.ended)
-        section, size, reused = self._section, self._size, self._reused
+        for note in (*summary.notes, summary.ended):
+            self._tell(Notice("info", note))
         table, data, plot = SUMMARIES
         makers: dict[str, Callable[[], str | bytes]] = {
             table: lambda: summary_text(summary, elapsed_s),
-            data: lambda: summary_json(summary, section, size, elapsed_s, reused),
+            data: lambda: summary_json(summary, self._section, self._size, elapsed_s, self._reused),
             **({plot: lambda: draw(summary)} if self._draws else {}),
         }
-        written = [name for name, make in makers.items() if self._write(name, make)]
-        _print(f"{summary_table(summary)}\n")
+        written = []
+        for name, make in makers.items():
+            try:
+                self._results.write(name, make())
+                written.append(name)
+            except DslError as error:
+                self._warn(str(error))
+            except Exception as error:  # noqa: BLE001  libraries raise anything; it must not end the tuning
+                self._warn(f"{self._results.path}/{name} was not made: {type(error).__name__}: {error}")
+        with suppress(OSError, ValueError):  # stdout has no reader, or was closed before the start
+            print(summary_table(summary), flush=True)  # noqa: T201  the table is the output of the command
         if written:
-            self._say(f"{', '.join(written)} in {self._results.path}")
+            self._tell(Notice("info", f"{', '.join(written)} in {self._results.path}"))
 
     def pause(self) -> None:
         """Take the bar away and give the cursor back, until `go_on` or for good."""
@@ -133,9 +142,9 @@ class Progress:
     def _show(self) -> None:
         if self._bar is None:
             return
+        more = len(self._running) - SHOWN_RUNNING
         runs = ", ".join(self._running[:SHOWN_RUNNING]) or "nothing"
-        if len(self._running) > SHOWN_RUNNING:
-            runs += f" and {len(self._running) - SHOWN_RUNNING} more"
+        runs += f" and {more} more" if more > 0 else ""
         best = f"{self._best[0]} {self._section.metric} {self._best[1]:g}" if self._best else "none yet"
         if self._expected is None:
             done = f"{self._count + self._repeats} done"
@@ -145,17 +154,8 @@ class Progress:
         text = f"best: {best}; runs: {runs}"
         self._bar.update(self._bar.task_ids[0], completed=self._count, done=done, text=text)
 
-    def _write(self, name: str, make: Callable[[], str | bytes]) -> bool:
-        """Write a file; returns whether that worked."""
-        try:
-            self._results.write(name, make())
-        except DslError as error:
-            self._say(f"warning: {error}")
-        except Exception as error:  # noqa: BLE001  libraries raise anything; it must not end the tuning
-            self._say(f"warning: {self._results.path}/{name} was not made: {type(error).__name__}: {error}")
-        else:
-            return True
-        return False
+    def _warn(self, text: str) -> None:
+        self._tell(Notice("warning", text))
 
 
 def _make_bar(expected: int | None, left: _Left) -> Any:
@@ -215,15 +215,3 @@ class _Stderr:
     def isatty(self) -> bool:
         """True: a bar exists only on a terminal."""
         return True
-
-
-def _print(text: str) -> None:
-    import sys
-
-    if sys.stdout is None:  # it was closed before the start
-        return
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        return  # stdout has no reader

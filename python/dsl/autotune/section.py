@@ -145,12 +145,16 @@ def _unknown(key: str, known: Sequence[str]) -> Notice:
     return Notice("warning", f"{line}, did you mean {near[0]}?" if near else line)
 
 
+def metric_keys(section: Section) -> tuple[str, ...]:
+    """Where the tuned metric may be in a file of metrics."""
+    # What DeepSpeed's documents call FLOPS, its file calls FLOPS_per_gpu.
+    metric = section.metric
+    return (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
+
+
 def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
     """The tuned metric from a file of metrics. None: it is missing, or is no finite number."""
-    metric = section.metric
-    # What DeepSpeed's documents call FLOPS, its file calls FLOPS_per_gpu.
-    keys = (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
-    found = [metrics[key] for key in keys if key in metrics]
+    found = [metrics[key] for key in metric_keys(section) if key in metrics]
     return found[0] if found and found[0] - found[0] == 0 else None
 
 

@@ -78,24 +78,28 @@ def count_lanes(hosts: Sequence[Host], nodes: int, slots_per_node: int) -> int:
     return lanes
 
 
+RESOURCES = ("include", "exclude", "num_nodes", "num_gpus", "hostfile")
+REPLACED = ("autotuning", *RESOURCES, "master_addr", "master_port")
+"""Options that each experiment sets by itself."""
+
+OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
+"""Options of the training that an experiment does not use, or sets in its own way."""
+
+
 @record
 class UserWords:
     """The options of the user as words of a command line."""
 
-    given: tuple[str, ...]
-    """All of them."""
-    training: tuple[str, ...]
-    """Those of the training, except hosts, slots, address and port."""
-    trial: tuple[str, ...]
-    """The same for an experiment."""
-    resources: tuple[str, ...]
-    """The options about hosts and slots."""
-    hostfile: tuple[str, ...]
-    """The option that names the hostfile, if any."""
-    port: tuple[str, ...]
-    """The option that names the port, if any."""
-    address: tuple[str, ...]
-    """The option that names the address of the first host, if any."""
+    words: tuple[tuple[str, str], ...]
+    """Each option: the name of its value, and its word."""
+
+    def only(self, *names: str) -> tuple[str, ...]:
+        """The words of these options."""
+        return tuple([word for name, word in self.words if name in names])
+
+    def without(self, *names: str) -> tuple[str, ...]:
+        """The words of all other options."""
+        return tuple([word for name, word in self.words if name not in names])
 
 
 @record
@@ -136,6 +140,12 @@ class Setup:
     """Accelerator and models of its devices, if the slots are devices of this machine; empty: unknown."""
 
     @property
+    def trial_words(self) -> tuple[str, ...]:
+        """The options of every experiment."""
+        grace = f"{self.grace_s:f}".rstrip("0").rstrip(".")  # options do not read an exponent
+        return (*self.user.without(*REPLACED, *OWN), f"--grace={grace}")
+
+    @property
     def is_whole(self) -> bool:
         """Whether an experiment is placed just as the user's own job would be."""
         return self.is_uniform and self.size.lanes == 1
@@ -143,18 +153,18 @@ class Setup:
     def place_words(self, place: SlotGroup) -> tuple[str, ...]:
         """The options that put a job at a place."""
         if self.is_whole:
-            return (*self.user.resources, *self.user.address)
+            return self.user.only(*RESOURCES, "master_addr")
+        slots = () if self.visible[1] else (*self.user.only("hostfile"), f"--include={place.filter}")
         is_first = place.hosts[0].name == self.hosts[0].name
-        slots = () if self.visible[1] else (*self.user.hostfile, f"--include={place.filter}")
-        return (*slots, *(self.user.address if is_first else ()))
+        return (*slots, *(self.user.only("master_addr") if is_first else ()))
 
     def own_words(self) -> tuple[str, ...]:
         """The options that place the user's own job, in the size that was tuned."""
         if self.is_uniform:
-            return (*self.user.resources, *self.user.address, *self.user.port)
+            return self.user.only(*RESOURCES, "master_addr", "master_port")
         place = SlotPool(self.hosts, self.size.nodes, self.size.slots_per_node).take()
         assert place is not None  # there is one lane at least
-        return (*self.place_words(place), *self.user.port)
+        return (*self.place_words(place), *self.user.only("master_port"))
 
 
 def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple[str, ...]:

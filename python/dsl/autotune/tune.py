@@ -21,7 +21,7 @@ from dsl.autotune.experiment import GRACE_S, Resources
 from dsl.autotune.progress_bar import Progress
 from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
-from dsl.autotune.setup import START, Setup, UserWords, count_lanes, digest_of, dsl_words
+from dsl.autotune.setup import REPLACED, START, Setup, UserWords, count_lanes, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
@@ -30,6 +30,7 @@ from dsl.errors import AutotuningError, FilterError
 from dsl.facts import this_machine
 from dsl.lists import shorten
 from dsl.machine.check import check_program
+from dsl.model.job import Notice
 from dsl.model.request import LEVELS, ElasticRequest
 from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import choose_hosts
@@ -37,13 +38,12 @@ from dsl.plan.job import plan_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     from dsl.autotune.experiment import Experiment, Summary
     from dsl.autotune.tuner import Search
     from dsl.facts import Facts
-    from dsl.model.job import Notice
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
@@ -77,9 +77,14 @@ def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -
     command.show(notices, request.log_level)
     _begin(setup, config)  # raises before any folder is made if there is nothing to tune
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
-    tell, is_quiet = _teller(command, request.log_level)
-    expected = count_configs(setup.section)
-    progress = Progress(tell, setup.section, folders.results, setup.size, expected, is_quiet=is_quiet)
+    progress = Progress(
+        lambda notice: command.show((notice,), request.log_level),
+        setup.section,
+        folders.results,
+        setup.size,
+        count_configs(setup.section),
+        is_quiet=LEVELS[request.log_level] > LEVELS["info"],
+    )
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()
@@ -94,7 +99,7 @@ def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -
         progress.pause()
         folders.close()
     if signals:
-        again = join((command.name, *user.given, *dsl_words((), setup.script, setup.args)))
+        again = join((command.name, *user.without(), *dsl_words((), setup.script, setup.args)))
         command.say(
             f"stopped; {folders.results_dir} has what is known, and the same command goes on: {again}"
         )
@@ -106,22 +111,16 @@ def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -
             f"error: no experiment ran well, see {folders.results_dir}; the same command tries them again"
         )
         return 1
+    optimal = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
+    told = (
+        f"training with {optimal}"
+        if trains
+        else f"best config: {optimal}, the command is in {OPTIMAL_COMMAND} there"
+    )
+    command.show((Notice("info", told),), request.log_level)
     if trains:
-        tell(f"training with {folders.results_dir}/{OPTIMAL_CONFIG}")
         become((sys.executable, "-c", START, *words))
-    tell(f"best config: {folders.results_dir}/{OPTIMAL_CONFIG}, the command is in {OPTIMAL_COMMAND} there")
     return 0
-
-
-def _teller(command: Speaker, log_level: str) -> tuple[Callable[[str], None], bool]:
-    """A function that says a line if ``--log_level`` allows it, and whether it skips plain information."""
-    least = LEVELS[log_level]
-
-    def tell(line: str) -> None:
-        if LEVELS["warning" if line.startswith("warning: ") else "info"] >= least:
-            command.say(line)
-
-    return tell, least > LEVELS["info"]
 
 
 def set_up(
@@ -245,7 +244,7 @@ def keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) ->
     tuning = fingerprint(
         without_tuning(config),
         [setup.script, setup.script_digest, *setup.args],
-        list(setup.user.trial),
+        list(setup.trial_words),
         [size.nodes, size.slots_per_node, size.lanes, setup.device, setup.visible],
     )
     return replace(setup, size=replace(size, memory_bytes=folders.keep_memory(tuning, size.memory_bytes)))
@@ -275,6 +274,6 @@ def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tup
     path = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
     word = replace(setup.config, is_encoded=False)
     args = experiment_words(setup.args, word, config, path, setup.section)
-    words = dsl_words((*setup.user.training, *setup.own_words()), setup.script, args)
+    words = dsl_words((*setup.user.without(*REPLACED), *setup.own_words()), setup.script, args)
     folders.save_optimal(config, join(("dsl", *words)))
     return words

@@ -11,8 +11,8 @@ from dsl import __version__
 from dsl._record import replace
 from dsl.autotune.ds_config import encode, experiment_words, fingerprint, without_tuning
 from dsl.autotune.ending import Ending, judge
-from dsl.autotune.experiment import Order
-from dsl.autotune.section import AUTOTUNING
+from dsl.autotune.experiment import Order, Result
+from dsl.autotune.section import AUTOTUNING, metric_keys
 from dsl.autotune.setup import SlotPool, dsl_words
 from dsl.autotune.tuning_folders import END, PATH_KEYS
 from dsl.errors import AutotuningError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from typing import TypeAlias
 
-    from dsl.autotune.experiment import Experiment, Result, Summary
+    from dsl.autotune.experiment import Experiment, Summary
     from dsl.autotune.progress_bar import Progress
     from dsl.autotune.setup import Setup, SlotGroup
     from dsl.autotune.trials import Done, Runners
@@ -39,6 +39,9 @@ PORT_TRIES = 100
 
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
 """Keys of the section that matter to an experiment; the other keys matter only to the search."""
+
+
+STOPPED = Result("stopped", {}, "it was stopped", 1, 0.0)
 
 
 class Tuner:
@@ -107,7 +110,7 @@ class Tuner:
                 results[experiment.name] = result = self._judge(experiment, one)
                 self._progress.ended(experiment, result, is_reused=False)
         for experiment in waiting:
-            results[experiment.name] = judge(Ending(1, 0.0, None, stop="stopped"), ())
+            results[experiment.name] = STOPPED
         return results
 
     def _hear(self, number: int) -> None:
@@ -146,43 +149,37 @@ class Tuner:
 
     def _fingerprint(self, experiment: Experiment) -> str:
         setup = self._setup
-        config = dict(without_tuning(experiment.config))
-        section = experiment.config.get(AUTOTUNING)
-        measured = (
-            {key: section[key] for key in MEASURED if key in section} if isinstance(section, dict) else {}
-        )
+        section = experiment.config[AUTOTUNING]
+        assert isinstance(section, dict)
         place = replace(setup.config, is_encoded=False)  # the config counts, not the place of its file
         words = experiment_words(setup.args, place, experiment.config, "", setup.section)
         return fingerprint(
             __version__,
-            config,
-            measured,
+            without_tuning(experiment.config),
+            {key: section[key] for key in MEASURED if key in section},
             experiment.kind,
             experiment.repeat,
             [setup.script, setup.script_digest, *words],
-            list(setup.user.trial),
+            list(setup.trial_words),
             [setup.size.nodes, setup.size.slots_per_node, setup.device],
         )
 
     def _keys(self, experiment: Experiment) -> tuple[str, ...]:
         if experiment.kind == "profile":
             return ("num_params",)
-        metric = self._setup.section.metric
-        return (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
+        return metric_keys(self._setup.section)
 
     def _start(self, experiment: Experiment, place: SlotGroup) -> None:
         setup, folders = self._setup, self._folders
         folder = folders.folder(experiment)
-        section = experiment.config.get(AUTOTUNING)
-        own = {
-            **(section if isinstance(section, dict) else {}),
-            PATH_KEYS[experiment.kind]: folders.written(experiment),
-        }
+        section = experiment.config[AUTOTUNING]
+        assert isinstance(section, dict)
+        own = {**section, PATH_KEYS[experiment.kind]: folders.written(experiment)}
         config = {**experiment.config, AUTOTUNING: own}
         config_path = f"{folder}/ds_config.json"
         args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
         logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
-        options = (*setup.user.trial, *logs, *self._where(experiment, place))
+        options = (*setup.trial_words, *logs, *self._where(experiment, place))
         words = dsl_words(options, setup.script, args)
         self._count += 1
         description = {
@@ -190,7 +187,7 @@ class Tuner:
             "ds_config": config,
             "num_gpus": setup.size.slots_per_node,
             "num_nodes": setup.size.nodes,
-            "hostfile": setup.user.hostfile[0].partition("=")[2] if setup.user.hostfile else "",
+            "hostfile": "".join(setup.user.only("hostfile")).partition("=")[2],
         }
         exp = {
             **description,
@@ -228,8 +225,8 @@ class Tuner:
         """The options that give an experiment its slots and its port."""
         setup = self._setup
         words = setup.place_words(place)
-        if setup.is_whole and setup.user.port:
-            return (*words, *setup.user.port)
+        if setup.is_whole and (port_words := setup.user.only("master_port")):
+            return (*words, *port_words)
         if not setup.is_local:  # we cannot know which ports are free on another host
             return (*words, "--master_port=0")
         port = self._ports[experiment.name] = self._free_port()
@@ -258,14 +255,16 @@ class Tuner:
         folders = self._folders
         if done.error:
             raise AutotuningError(f"experiment {experiment.name} cannot be started: {done.error}")
-        failed = bool(done.exit_code)
+        stdout, stderr = [
+            folders.tail(experiment, one) if done.exit_code else "" for one in ("stdout", "stderr")
+        ]
         ending = Ending(
             exit_code=done.exit_code,
             elapsed_s=done.elapsed_s,
             written=folders.text(experiment),
             instead=folders.instead(experiment),
-            stdout=folders.tail(experiment, "stdout") if failed else "",
-            stderr=folders.tail(experiment, "stderr") if failed else "",
+            stdout=stdout,
+            stderr=stderr,
             judgement=folders.take_end(experiment),
             stop=done.stop,
             limit_s=done.order.limit_s,
@@ -273,6 +272,6 @@ class Tuner:
         result = judge(ending, self._keys(experiment))
         if self.signals and result.outcome != "ok":
             # The signal may have reached the experiments, too: then the way in which they ended says nothing.
-            result = replace(result, outcome="stopped", metrics={}, reason="it was stopped")
+            result = replace(STOPPED, exit_code=result.exit_code, elapsed_s=result.elapsed_s)
         folders.save(experiment, self._fingerprint(experiment), result)
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsl.autotune.experiment import GRACE_S
 from dsl.autotune.setup import UserWords
 from dsl.autotune.tune import tune
 from dsl.cli.options_deepspeed import COMMAND_LINE
@@ -11,18 +10,10 @@ from dsl.errors import OptionError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection
 
     from dsl.cli.command import Command
     from dsl.cli.reader import Options
     from dsl.model.request import Request
-
-RESOURCES = ("include", "exclude", "num_nodes", "num_gpus")
-REPLACED = ("autotuning", "hostfile", *RESOURCES, "master_addr", "master_port")
-"""Options that each experiment sets by itself."""
-
-OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
-"""Options of the training that an experiment does not use, or sets in its own way."""
 
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",
@@ -47,40 +38,18 @@ def start_tuning(command: Command, request: Request, options: Options | argparse
                 f"{option.names[0]} cannot be used with --autotuning: {REFUSED[option.dest]}, "
                 "leave one of them out"
             )
-    return tune(command, request, user_words(request, options), trains=options.autotuning == "run")
+    return tune(command, request, UserWords(option_words(options)), trains=options.autotuning == "run")
 
 
-def user_words(request: Request, options: Options | argparse.Namespace) -> UserWords:
-    """The options of the user for the commands of a tuning."""
-    grace_s = min(request.signals.grace_s, GRACE_S)
-    hostfile = option_words(options, but=("hostfile",))
-    return UserWords(
-        given=option_words(options),
-        training=option_words(options, REPLACED),
-        trial=(*option_words(options, (*REPLACED, *OWN)), f"--grace={_text(grace_s)}"),
-        resources=(*option_words(options, but=RESOURCES), *hostfile),
-        hostfile=hostfile,
-        port=option_words(options, but=("master_port",)),
-        address=option_words(options, but=("master_addr",)),
-    )
-
-
-def option_words(
-    options: Options | argparse.Namespace, without: Collection[str] = (), but: Collection[str] = ()
-) -> tuple[str, ...]:
-    """The given options, or those that differ from their defaults, as words of a command line.
-
-    ``without``: names of values to leave out. ``but``: if not empty, take only values with these names.
-    """
+def option_words(options: Options | argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    """The given options, or those that differ from their defaults: names of values, and words for them."""
     words = []
     for option in COMMAND_LINE.options:
-        if option.dest in without or (but and option.dest not in but):
-            continue
         value = getattr(options, option.dest)
         is_given = getattr(options, option.given) if option.given else value != option.default
         if is_given:
             name = next(name for name in option.names if name.startswith("--"))
-            words.append(name if option.is_flag else f"{name}={_text(value)}")
+            words.append((option.dest, name if option.is_flag else f"{name}={_text(value)}"))
     return tuple(words)
 
 

@@ -28,7 +28,11 @@ class Told:
     def __init__(self, folder: Path, **section: Any) -> None:
         self.lines: list[str] = []
         self.progress = Progress(
-            self.lines.append, Section(**section), Folder(str(folder)), SIZE, is_quiet=True
+            lambda notice: self.lines.append(notice.line),
+            Section(**section),
+            Folder(str(folder)),
+            SIZE,
+            is_quiet=True,
         )
 
     def run(self, *trials: Trial, is_reused: bool = False) -> list[str]:

@@ -14,6 +14,7 @@ from tests.unit.cli.test_requests import BOTH, DEEPSPEED
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Summary
+from dsl.autotune.setup import REPLACED, UserWords
 from dsl.autotune.tune import (
     device_memory,
     keep_memory,
@@ -24,7 +25,7 @@ from dsl.autotune.tune import (
 )
 from dsl.autotune.tuning_folders import Folders
 from dsl.cli import deepspeed
-from dsl.cli.autotuning import option_words, user_words
+from dsl.cli.autotuning import option_words
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
@@ -47,11 +48,13 @@ def test_every_option_has_words_that_mean_the_same(dest: str) -> None:
     name = next(name for name in option.names if name[:2] == "--")
     words = ["--elastic_training", f"{name}={SAMPLES[dest]}" if SAMPLES[dest] else name]
     _, options = deepspeed.read([*words, "t.py", "--x", "a b"], {})
-    again = option_words(options)
+    given = UserWords(option_words(options))
+    again = given.without()
     _, read = deepspeed.read([*again, "t.py", "--x", "a b"], {})
     assert vars(read) == vars(options)
     assert any(one.partition("=")[0] in option.names for one in again)
-    assert not any(one.partition("=")[0] in option.names for one in option_words(options, without=(dest,)))
+    assert not any(one.partition("=")[0] in option.names for one in given.without(dest))
+    assert {one.partition("=")[0] for one in given.only(dest)} <= {*option.names}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_every_option_has_words_that_mean_the_same(dest: str) -> None:
 )
 def test_values_are_read_again_as_they_were(words: str) -> None:
     _, options = deepspeed.read([*shlex.split(words), "t.py"], {})
-    _, read = deepspeed.read([*option_words(options), "t.py"], {})
+    _, read = deepspeed.read([*UserWords(option_words(options)).without(), "t.py"], {})
     assert vars(read) == vars(options)
 
 
@@ -110,7 +113,7 @@ def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
     request, options = deepspeed.read(line, {})
     facts = this_machine()
     facts.environ = {"PATH": "/bin:/usr/bin", **environ}
-    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), user_words(request, options), facts)
+    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), UserWords(option_words(options)), facts)
     return setup
 
 
@@ -206,7 +209,7 @@ def test_memory_is_that_of_the_devices_that_experiments_get(
         survey=Survey(tuple(devices)), free_memory=free, cuda_count=len(free), other_name=None
     )
     facts.devices = survey
-    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), user_words(request, options), facts)
+    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), UserWords(option_words(options)), facts)
     assert setup.size.memory_bytes == memory
 
 
@@ -266,9 +269,9 @@ def test_an_experiment_keeps_the_options_of_the_user_but_for_what_a_training_nee
         "--module",
         "--no_local_rank",
     ]
-    assert sorted(setup.user.trial) == sorted([*kept, "--grace=3"])
+    assert sorted(setup.trial_words) == sorted([*kept, "--grace=3"])
     training = ["--max-restarts=3", "--grace=90", "--stdin=1", "--save_pid"]
-    assert sorted(setup.user.training) == sorted([*kept, *training])
+    assert sorted(setup.user.without(*REPLACED)) == sorted([*kept, *training])
 
 
 @pytest.mark.usefixtures("folder")
@@ -312,7 +315,7 @@ def test_what_the_user_should_know_of_the_job_is_told_by_its_tuning() -> None:
     line = shlex.split("--num_gpus 1 --preload json --autotuning tune t.py --config c.json")
     request, options = deepspeed.read(line, {})
     _, _, notices = set_up(
-        replace(request, elastic=ElasticRequest()), user_words(request, options), this_machine()
+        replace(request, elastic=ElasticRequest()), UserWords(option_words(options)), this_machine()
     )
     assert "--preload has no effect without --start-method forkserver" in [one.text for one in notices]
 

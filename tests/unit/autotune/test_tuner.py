@@ -99,17 +99,12 @@ def config_of(order: Order) -> Any:
     return json.loads(text)
 
 
-def a_setup(**fields: Any) -> Setup:
+WORDS = (("launcher", "--launcher=ssh"), ("num_gpus", "--num_gpus=1"), ("hostfile", "--hostfile=hosts"))
+
+
+def a_setup(*more: tuple[str, str], **fields: Any) -> Setup:
     setup = Setup(
-        user=UserWords(
-            given=(),
-            training=("--launcher=ssh",),
-            trial=("--launcher=ssh", "--grace=3"),
-            resources=("--num_gpus=1", "--hostfile=hosts"),
-            hostfile=("--hostfile=hosts",),
-            port=(),
-            address=(),
-        ),
+        user=UserWords((*WORDS, *more)),
         grace_s=3.0,
         rank_logs=False,
         script="t.py",
@@ -123,8 +118,7 @@ def a_setup(**fields: Any) -> Setup:
         has_lanes=False,
         environ={"HOME": "/root"},
     )
-    words = {name: fields.pop(name) for name in ("trial", "hostfile", "port", "address") if name in fields}
-    return replace(setup, user=replace(setup.user, **words), **fields)
+    return replace(setup, **fields)
 
 
 def experiments(count: int) -> tuple[Experiment, ...]:
@@ -179,7 +173,7 @@ def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Fol
     runners = FakeRunners()
     hosts = (Host("a", (0, 2)), Host("b", (4, 6)), Host("c", (1,)))
     size = Resources(2, 1, 2, None)
-    setup = a_setup(hosts=hosts, size=size, is_local=False, address=("--master_addr=10.0.0.1",))
+    setup = a_setup(("master_addr", "--master_addr=10.0.0.1"), hosts=hosts, size=size, is_local=False)
     tuned(folders, setup, runners, 2)
     where = [
         [word for word in options(order) if "include" in word or "master" in word] for order in runners.orders
@@ -202,16 +196,14 @@ def test_devices_with_names_are_shown_by_their_names(folders: Folders) -> None:
     runners = FakeRunners()
     hosts = (Host("localhost", (0, 1)),)
     visible = ("CUDA_VISIBLE_DEVICES", ("GPU-a", "GPU-b"))
-    tuned(
-        folders, a_setup(hosts=hosts, size=Resources(1, 1, 2, None), visible=visible, hostfile=()), runners, 2
-    )
+    tuned(folders, a_setup(hosts=hosts, size=Resources(1, 1, 2, None), visible=visible), runners, 2)
     assert [env["CUDA_VISIBLE_DEVICES"] for env in runners.envs] == ["GPU-a", "GPU-b"]
     assert not any("include" in word for order in runners.orders for word in options(order))
 
 
 def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: Folders) -> None:
     runners = FakeRunners()
-    tuned(folders, a_setup(size=Resources(1, 4, 1, None), port=("--master_port=7",)), runners, 1)
+    tuned(folders, a_setup(("master_port", "--master_port=7"), size=Resources(1, 4, 1, None)), runners, 1)
     assert options(runners.orders[0]) == [
         *("--launcher=ssh", "--grace=3", "--num_gpus=1", "--hostfile=hosts", "--master_port=7"),
     ]
@@ -220,21 +212,21 @@ def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"trial": ("--grace=3",)},
+        {"grace_s": 2.5},
         {"args": ("--note", "c", "--deepspeed_config", "c.json")},
         {"script_digest": "other"},
         {"device": "cuda, A100"},
         {"size": Resources(1, 2, 2, None)},
         {"section": Section(results_dir="elsewhere", seed=7)},
         {"environ": {}},
-        {"port": ("--master_port=7",)},
+        {"user": UserWords((*WORDS, ("master_port", "--master_port=7")))},
     ],
 )
 def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, change: dict[str, Any]) -> None:
     tuned(folders, a_setup(), FakeRunners())
     runners = FakeRunners()
     _, progress = tuned(folders, a_setup(**change), runners)
-    is_same = not {"trial", "args", "script_digest", "device", "size"} & set(change)
+    is_same = not {"grace_s", "args", "script_digest", "device", "size"} & set(change)
     assert len(progress.reused) == (4 if is_same else 0)
     assert len(runners.orders) == (0 if is_same else 4)
 
