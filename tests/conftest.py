@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import hypothesis
 import pytest
-from kit import cluster
+from kit import cluster, processes
+from kit.waiting import until
 from tests.support.steadiness import LEFT_BEHIND, watch_steadiness
 
 if TYPE_CHECKING:
@@ -190,52 +190,41 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_leftovers(request: pytest.FixtureRequest, clean_environ: str, wait_until: WaitUntil) -> Iterator[None]:
+def no_leftovers(request: pytest.FixtureRequest, clean_environ: str) -> Iterator[None]:
     """Fail a test that leaves a process behind: one that carries its token, or a child nobody reaped (G1)."""
     if not _STARTS_PROCESSES.intersection(marker.name for marker in request.node.iter_markers()):
         yield
         return
-    children = set(_children())
+    children = set(processes.children(os.getpid()))
     yield
 
-    processes: dict[int, str] = {}
+    left: dict[int, str] = {}
     clean_scans = 0
 
     def gone() -> bool:
         # A process that is just being forked or is inside exec shows no environment, so one look proves nothing.
-        nonlocal clean_scans, processes
+        nonlocal clean_scans, left
         own = children | cluster.standing()  # a host may be booted in a test, and outlive it
-        orphans = {pid: _name(pid) for pid in _children() if pid not in own}
-        processes = _carriers(clean_environ) | orphans
-        clean_scans = 0 if processes else clean_scans + 1
+        orphans = set(processes.children(os.getpid())) - own
+        found = [*processes.carrying(f"{_TOKEN_NAME}={clean_environ}"), *map(processes.find, orphans)]
+        left = {process.pid: process.name for process in found if process is not None}
+        clean_scans = 0 if left else clean_scans + 1
         return clean_scans == 3
 
     try:
-        wait_until(gone, timeout_s=10.0)
+        until(gone, 10)
     except AssertionError:
-        for pid in processes:
+        for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        listing = ", ".join(f"{pid} ({name})" for pid, name in sorted(processes.items()))
+        listing = ", ".join(f"{pid} ({name})" for pid, name in sorted(left.items()))
         pytest.fail(f"{LEFT_BEHIND}: {listing}")
 
 
 @pytest.fixture(scope="session")
 def wait_until() -> WaitUntil:
     """Call a predicate until it returns something true, for a bounded time; return that value."""
-
-    def wait(predicate: Callable[[], _T], timeout_s: float = 10.0) -> _T:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            value = predicate()
-            if value:
-                return value
-            if time.monotonic() >= deadline:
-                msg = f"still not so after {timeout_s} s"
-                raise AssertionError(msg)
-            time.sleep(0.01)
-
-    return wait
+    return until
 
 
 @pytest.fixture(scope="session")
@@ -275,41 +264,3 @@ def _build_testchild() -> None:
     result = subprocess.run(command, cwd=ROOT, check=False)
     if result.returncode != 0:
         pytest.exit(f"{' '.join(command)} failed", 3)
-
-
-def _carriers(token: str) -> dict[int, str]:
-    """Living processes whose environment holds the token: pid -> name."""
-    needle = f"{_TOKEN_NAME}={token}".encode()
-    found = {}
-    for pid in _pids():
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # it has ended, or belongs to somebody else
-            continue
-        if needle in environ:
-            found[pid] = _name(pid)
-    return found
-
-
-def _children() -> list[int]:
-    """Direct children of this process, zombies among them."""
-    parent = f"\nPPid:\t{os.getpid()}\n"
-    found = []
-    for pid in _pids():
-        try:
-            if parent in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"):
-                found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "?"
