@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -170,3 +173,101 @@ def _failure_s(programs: Programs, cluster: Cluster, hostfile: Path, transport: 
 
 def _lines(path: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def fixed_nodes(programs: Programs, hosts: int, repeats: int) -> Row:
+    """`dslrun --node-rank` on each host: from the death of the last rank to the last stop on the others."""
+    with Cluster(hosts) as cluster:
+        taken = [_last_stop_ms(programs, cluster) for _ in range(repeats)]
+    name = f"{hosts} hosts, dslrun --node-rank, a worker fails to the last stop elsewhere"
+    return Row(name, statistics.median(taken), "ms", 60.0, True, spread(taken, 1, "ms"))
+
+
+def _last_stop_ms(programs: Programs, cluster: Cluster) -> float:
+    last = len(cluster) - 1
+    with tempfile.TemporaryDirectory(dir=cluster.home) as directory, ExitStack() as stack:
+        folder = Path(directory)
+        failing = f"note {folder}/ready %r wait {folder}/go stamp {folder}/failed exit 42"
+        stopped = f"catch TERM trace {folder}/stop-%r note {folder}/ready %r await TERM 1"
+        words = f"only {last} [ {failing} ] only !{last} [ {stopped} ]"
+        where = f"--nnodes={len(cluster)} --master-addr={cluster[0].name} --master-port={PORT} --no-python"
+        for rank in reversed(range(len(cluster))):
+            command = [
+                programs.dslrun,
+                *where.split(),
+                f"--node-rank={rank}",
+                programs.testchild,
+                *words.split(),
+            ]
+            job = cluster[rank].start(
+                command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            stack.enter_context(job)
+            stack.callback(job.kill)
+        until(lambda: _lines(folder / "ready") > last, LIMIT_S)
+        time.sleep(SETTLE_S)
+        (folder / "go").touch()
+        traces = [folder / f"stop-{rank}" for rank in range(last)]
+        until(lambda: all(map(_lines, traces)), LIMIT_S)
+        stops = [int(trace.read_text().split()[3]) for trace in traces]
+        return (max(stops) - int((folder / "failed").read_text())) / 1e6
+
+
+def output(programs: Programs, against: Path | None, hosts: int, mib: int, repeats: int) -> list[Row]:
+    """One worker a host writes so much, through the head into a tagged pipe and files: rate, processor time.
+
+    `against` has the commands of another checkout: then both take turns, and the rows are ratios.
+    """
+    with Cluster(hosts) as cluster:
+        hostfile = _hostfile(cluster, 1)
+        commands = {"this": programs.dsl, **({"other": str(against / "dsl")} if against else {})}
+        costs: dict[str, list[float]] = {name: [] for name in commands}
+
+        def rate(name: str) -> float:
+            mb_s, cpu_s = _flood(cluster, commands[name], hostfile, programs.testchild, mib)
+            costs[name].append(cpu_s)
+            return mb_s
+
+        rates = in_turns({name: partial(rate, name) for name in commands}, repeats)
+    costs = {name: values[1:] for name, values in costs.items()}  # as `in_turns` does
+    fast, cheap = medians(rates), medians(costs)
+    said = ", ".join(
+        f"{name}: {spread(rates[name], 1, 'MB/s')}, {spread(costs[name], 1, 's/GB')}" for name in commands
+    )
+    name = f"{hosts} hosts, output through the head"
+    if against is None:
+        return [
+            Row(f"{name}, rate", fast["this"], "MB/s", 20.0, False, said),
+            Row(f"{name}, processor of the head", cheap["this"], "s/GB", 15.0, True, said),
+        ]
+    return [
+        Row(f"{name}, rate, this / other", fast["this"] / fast["other"], "x", 3.0, False, said),
+        Row(
+            f"{name}, processor of the head, this / other",
+            cheap["this"] / cheap["other"],
+            "x",
+            1 / 3,
+            True,
+            said,
+        ),
+    ]
+
+
+def _flood(cluster: Cluster, dsl: str, hostfile: Path, child: str, mib: int) -> tuple[float, float]:
+    """MB/s of a job, and the head's seconds of processor for a GB. Raises RuntimeError for a wrong end."""
+    with tempfile.TemporaryDirectory(dir=cluster.home) as logs, tempfile.TemporaryFile() as errors:
+        words = [dsl, "--hostfile", str(hostfile), "--tag-output", "always", "--log-dir", logs, *NO_PYTHON]
+        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        with cluster[0].start(
+            [*words, child, "flood", str(mib), "100", "4000"],
+            env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+        ) as process:  # fmt: skip
+            subprocess.run(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL, check=True)
+            code = process.wait(LIMIT_S)
+        wall_s, after = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if code != 0:
+            errors.seek(0)
+            raise RuntimeError(f"{dsl} ended with {code}: {errors.read().decode(errors='replace')[-800:]}")
+    mb = len(cluster) * mib * 1.048576
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return mb / wall_s, cpu_s / mb * 1000

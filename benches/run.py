@@ -90,7 +90,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             autotuning_rows.cost(ours, 40, 150.0, few),
         ],
         "autotuning-lanes": lambda: _lanes(ours, few),
-        "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
+        **_hosts(ours, options),
     }
 
 
@@ -127,21 +127,31 @@ def _lanes(ours: Programs, repeats: int) -> list[Row]:
     return []
 
 
-def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:
-    if os.geteuid() != 0:
-        print("no hosts were made: that takes root", file=sys.stderr)
-        return []
-    try:
-        packages.prepare()
-    except packages.Missing as missing:
-        print(f"no hosts were made: {missing}", file=sys.stderr)
-        return []
-    few, many = (2, 3) if quick else (5, 9)
-    return [
-        *cluster_rows.start(ours, peers(directory), 16, 4, many),
-        *cluster_rows.failure(ours, 3, few),
-        *cluster_rows.failure(ours, 16, few),
-    ]
+def _hosts(ours: Programs, options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
+    few, many, mib = (2, 3, 32) if options.quick else (5, 9, 256)
+    against: Path | None = options.against
+    rows: dict[str, Callable[[], list[Row]]] = {
+        "start": lambda: cluster_rows.start(ours, peers(options.peers), 16, 4, many),
+        "failure": lambda: [*cluster_rows.failure(ours, 3, few), *cluster_rows.failure(ours, 16, few)],
+        "fixed": lambda: [cluster_rows.fixed_nodes(ours, 3, 5 if options.quick else 20)],
+        "output": lambda: [
+            *cluster_rows.output(ours, against, 2, mib, few),
+            *cluster_rows.output(ours, against, 16, mib // 8, few),
+        ],
+    }
+
+    def take(row: Callable[[], list[Row]]) -> list[Row]:
+        if os.geteuid() != 0:
+            print("no hosts were made: that takes root", file=sys.stderr)
+            return []
+        try:
+            packages.prepare()
+        except packages.Missing as missing:
+            print(f"no hosts were made: {missing}", file=sys.stderr)
+            return []
+        return row()
+
+    return {f"hosts-{name}": partial(take, row) for name, row in rows.items()}
 
 
 def _torchrun(ours: Programs, theirs: Path, *, quick: bool) -> list[Row]:
@@ -184,6 +194,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--only", metavar="NAMES", help="comma list of benches to run")
     parser.add_argument("--peers", metavar="DIR", help="environment that holds torchrun and deepspeed")
+    parser.add_argument(
+        "--against",
+        metavar="DIR",
+        type=Path,
+        help="commands of another checkout, in turns with these (hosts-output)",
+    )
     parser.add_argument("--list", action="store_true", help="names of the benches")
     return parser.parse_args()
 
@@ -196,7 +212,7 @@ def main() -> int:
         print("\n".join(benches))
         return 0
     asked = options.only.split(",") if options.only else list(benches)
-    # `forkserver` stands for all whose names begin so.
+    # `forkserver` stands for all whose names begin so, as `hosts` does.
     meant = {one: [name for name in benches if name == one or name.startswith(f"{one}-")] for one in asked}
     chosen = [name for names in meant.values() for name in names]
     if unknown := {one for one, names in meant.items() if not names}:
