@@ -168,6 +168,7 @@ def start(python: Python) -> subprocess.Popen[bytes]:
     environ = {**os.environ, "VIRTUAL_ENV": str(python.folder)}
     environ["PATH"] = f"{python.folder / 'bin'}{os.pathsep}{environ['PATH']}"
     command = [python.program, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--no-unexpected-skips"]
+    command += ["--hypothesis-profile=few"]  # the suite of the own Python tries more
     with log(python).open("wb") as file:
         return subprocess.Popen(
             [*command, "-m", MARKS, *TESTS], cwd=ROOT, env=environ,

@@ -86,6 +86,7 @@ _TOKEN_NAME = "DSL_TEST_TOKEN"
 hypothesis.settings.register_profile(
     "fast", max_examples=50, deadline=None, derandomize="CI" in os.environ, print_blob=True
 )
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("fast"), max_examples=5)
 hypothesis.settings.register_profile("slow", max_examples=5000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fast")
 
