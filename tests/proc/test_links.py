@@ -97,10 +97,8 @@ def test_the_death_of_an_agent_is_seen_though_its_guard_lives(
     ends: Ends, agents: list[subprocess.Popen[bytes]]
 ) -> None:
     _, child = begin(ends, agents)
-    begin_s = time.monotonic()
     os.kill(child, signal.SIGKILL)
     assert messages(ends.head, 1) == [Lost("has closed the connection")]
-    assert time.monotonic() - begin_s < 2.9
     assert agents[0].poll() is None
 
 

@@ -66,12 +66,12 @@ def test_a_crash_loop_slows_down_and_a_signal_ends_it_at_once(dsl_command: Path,
     ) as job:
         until(lambda: starts.exists() and starts.stat().st_size >= 9, 20)
         begin_s = time.monotonic()
-        until(lambda: starts.stat().st_size >= 10, 20)
+        until(lambda: starts.stat().st_size >= 11, 20)
         assert time.monotonic() - begin_s > 0.5
         job.send_signal(signal.SIGINT)
         begin_s = time.monotonic()
         _, said = job.communicate(timeout=20)
-        assert time.monotonic() - begin_s < 1.5  # the pause would be 1.6 s
+        assert time.monotonic() - begin_s < 3  # the pause would be 3.2 s
     assert job.returncode == 130
     assert said.count("each restart waits, up to 5 s (said once)") == 1
     assert "SIGINT received: the workers are not started again" in said
