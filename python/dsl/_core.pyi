@@ -3,49 +3,9 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, ClassVar, Final, Literal, TypeAlias, final, type_check_only
+from typing import Any, Final, Literal, TypeAlias, final, type_check_only
 
 from typing_extensions import Self
-
-__all__ = [
-    "EVENT_VERSION",
-    "BindingError",
-    "Ended",
-    "EngineError",
-    "Event",
-    "Exit",
-    "Exited",
-    "FdStream",
-    "ForkLink",
-    "ForkOrder",
-    "ForkServerLost",
-    "ForkServerReady",
-    "ForkServerSlow",
-    "ForkedProgram",
-    "Guard",
-    "GuardOutcome",
-    "Hub",
-    "Killing",
-    "LaunchSpec",
-    "LimitError",
-    "Link",
-    "LogNotice",
-    "Output",
-    "SignalReceived",
-    "SpecError",
-    "Started",
-    "Stdio",
-    "Stopping",
-    "Stream",
-    "Supervisor",
-    "Unbound",
-    "WorkerSpec",
-    "__version__",
-    "build_info",
-    "connect",
-    "kernel_interfaces",
-    "probe_port",
-]
 
 __version__: str
 EVENT_VERSION: Final[int]
@@ -136,8 +96,6 @@ class Stdio:
     """Whether the worker of a ``log`` sees a terminal instead of a pipe."""
     prefix: Final[bytes | None]
     """The text before each shown line of a ``log``, which replaces the worker's prefix."""
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class WorkerSpec:
@@ -192,8 +150,6 @@ class WorkerSpec:
     keep_fds: Final[list[int]]
     fork_server: Final[int | None]
     fork_entry: Final[int]
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class LaunchSpec:
@@ -264,8 +220,6 @@ class LaunchSpec:
     inherits: Final[bool]
     tells_signals: Final[bool]
     import_throttle: Final[int | None]
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class Exit:
@@ -309,8 +263,6 @@ class Exit:
     """CLOCK_REALTIME nanoseconds when the engine noticed the death."""
     def to_dict(self) -> dict[str, Any]:
         """The same values as plain data, as events contain them (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
 
 @type_check_only
 class _Event:
@@ -318,8 +270,6 @@ class _Event:
 
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
 
 @final
 class Started(_Event):
@@ -612,8 +562,6 @@ class GuardOutcome:
     """(pid, state, name, wchan, errno) of processes that did not die, as in `Ended.survivors`."""
     terminal_interrupt: Final[bool]
     """Whether the terminal's Ctrl-C was among the signals."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
 
 @final
 class Guard:
@@ -682,8 +630,8 @@ class Guard:
 class ForkedProgram:
     """The program of a forked worker, which the interpreter calls as `sys.excepthook`.
 
-    There is no Python frame below it there, so tracebacks and stacks show only the program's own frames. The
-    program ends as a main program does: with its exit code, with the interpreter's traceback, or by SIGINT.
+    No Python frame is below it there, so tracebacks and stacks show only the program's own frames. The program
+    ends as a main program does: with its exit code, with the interpreter's traceback, or by SIGINT.
     """
 
     def __new__(
@@ -703,7 +651,7 @@ class ForkedProgram:
     def __call__(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None, /
     ) -> None:
-        """Run the program. Raises SystemExit, which the interpreter turns into its exit code."""
+        """Run the program. Raises SystemExit with its exit code."""
 
 @final
 class Stream:
@@ -737,9 +685,7 @@ class Link:
     port: int
     place: int
     own_address: str
-    is_local: bool
     is_lost: bool
-    unread_bytes: int
     def send(self, message: bytes) -> None: ...
     def close(self) -> None: ...
     def drop(self, is_stranger: bool) -> None:
@@ -753,14 +699,13 @@ class Link:
 class Hub:
     """The links of a process and the thread that serves them, for `dsl.control.hub.Hub`."""
 
-    agents: int
-    strangers: int
     def __new__(cls, heartbeat_s: float, console: tuple[int, int] | None, taken: bytes) -> Self:
         """``console``: the descriptors of a head. ``taken``: its message for a second agent of a place."""
     def add(self, stream: Stream, name: str) -> Link: ...
     def listen(self, address: str, port: int, keyed: bool | None) -> int: ...
     def unlisten(self, port: int) -> None: ...
     def expect(self, place: int | None, key: bytes, count: int) -> None: ...
+    def share_output(self, agents: int) -> None: ...
     def fileno(self) -> int: ...
     def read(self) -> list[tuple[Link | None, str, bytes | str | None]]:
         """What has arrived: (link, what, bytes or text).
@@ -776,48 +721,34 @@ class Hub:
 
 @final
 class ForkLink:
-    """A fork server's connection to the engine, in the server's process.
+    """A fork server's connection to the engine, for `dsl.forkserver.server`. Its methods raise `EngineError`.
 
     The thread that makes the link must be the thread that forks, and must live as long as the process: the
     workers die with that thread. A child of `os.fork` cannot use the link.
     """
 
     def __new__(cls, fd: int) -> Self:
-        """``fd``: the number in the last word of the command; the link owns it from now on.
-
-        Raises `EngineError`.
-        """
+        """``fd``: the number in the last word of the command; the link owns it from now on."""
     def settle(self) -> None:
-        """Record what imports have changed, for `ForkOrder.take_trace`: signal handlers, limit of open files.
-
-        Call it when everything is imported, before this process forks. Raises `EngineError`.
-        """
+        """After the imports: record signal handlers and the limit of open files, for `ForkOrder.take_trace`."""
     @staticmethod
     def environ() -> list[bytes]:
         """The environment of this process as C libraries see it: ``NAME=value``."""
     def ready(self) -> None:
-        """Tell the engine that everything is imported, so that it may send orders.
-
-        Raises `EngineError` if the engine has closed the link.
-        """
+        """Tell the engine that everything is imported, so that it may send orders."""
     def refuse(self, text: str) -> None:
         """Instead of `ready`: tell the engine in one line why this process cannot fork workers. Then end."""
     def next(self) -> ForkOrder | None:
-        """Wait for the next order. None: the engine has closed the link, and the process must end.
-
-        While waiting it tells the engine which workers have ended, and reaps them when they are not needed
-        any more.
-        """
+        """Wait for the next order, and reap workers meanwhile. None: the process must end."""
     def forked(self, order: ForkOrder, pid: int) -> None:
-        """In the parent: tell the engine which child was forked for an order. Call it before `next`."""
+        """In the parent, before `next`: tell the engine which child was forked for an order."""
     def not_forked(self, order: ForkOrder, errno: int) -> None:
-        """Tell the engine that no child could be forked for an order. It sends no more orders then."""
-    def fileno(self) -> int:
-        """The link's descriptor."""
+        """Tell the engine that no child could be forked; it sends no more orders then."""
+    def fileno(self) -> int: ...
 
 @final
 class ForkOrder:
-    """One worker to be forked."""
+    """One worker to be forked, for `dsl.forkserver.become`. In the server its methods do nothing."""
 
     argv: Final[list[bytes]]
     """The command that would start the worker without a fork server."""
@@ -826,32 +757,20 @@ class ForkOrder:
     environ: Final[list[bytes]]
     """The worker's environment, entry by entry: mostly ``NAME=value``, and any odd inherited entries."""
     def enter(self) -> None:
-        """Turn this process into the worker.
+        """Turn this process into the worker, as its spec says; returns once the engine watches it.
 
-        The process gets the worker's process group, the attempt's cgroup, the worker's streams and kept
-        descriptors and no others, its directory, limit of open files, CPUs and memory policy, and the signal
-        mask of every worker. The worker dies with the server. Until `take_trace`, all signals with a handler,
-        SIGPIPE and SIGXFSZ have their default action.
-
-        Returns once the engine watches the worker. A failure is reported to the engine, and ends the process
-        with code 127. Does nothing in the server.
+        Until `take_trace`, all signals with a handler, SIGPIPE and SIGXFSZ have their default action. A failure
+        is reported to the engine, and ends the process with code 127.
         """
     def show_command(self, words: int) -> None:
-        """Show `argv` as the command of this process, and `environ` as its environment.
+        """After `enter`: show `argv` and `environ` as those of this process; ``os.environ`` does not change.
 
-        ``words``: how many words the server was started with; the interpreter still passes these to C
-        libraries. Call it after `enter`. ``os.environ`` does not change: Python made it before. Does nothing
-        in the server.
+        ``words``: how many words the server was started with; the interpreter still passes these to C libraries.
         """
     def forget_exit_functions(self) -> None:
         """Make C's ``exit`` call only the exit functions that this process registers from now on.
 
-        Those of the server are not called, nor the destructors of libraries that it has loaded. C streams are
-        still written. If a thread holds one of these streams at the exit, all functions are called after all.
-        Does nothing in the server.
+        C streams are still written. If a thread holds one of them at the exit, all functions are called after all.
         """
     def take_trace(self) -> None:
-        """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded.
-
-        Does nothing in the server.
-        """
+        """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded."""

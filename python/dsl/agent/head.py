@@ -52,7 +52,7 @@ class Head:
         self.conductor = conductor
         self._starters = starters
         self._hub = hub
-        hub.agents = len(conductor.places)
+        hub.share_output(len(conductor.places))
         self._links: dict[int, Link] = {}
         self._dismissal_s: float | None = None
         self._supervisor: Supervisor | None = None

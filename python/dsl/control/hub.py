@@ -48,18 +48,12 @@ class Link:
         """Our port at which it came in; 0: we have made the connection, or were given it."""
         self.own_address = core.own_address
         """Our address at this end of the connection; empty: another program, such as ssh, made it."""
-        self.is_local = core.is_local
-        """Whether both ends are known to be on one machine; False for descriptors, which do not tell."""
         self.is_greeted = False
         """Head: whether the agent has said who it is."""
         self.is_refused = False
         """Whether we have ended the connection because of what the other side has said."""
         self._hub, self._core = hub, core
         self._samples: tuple[Sample, ...] = ()
-
-    def __repr__(self) -> str:
-        """Name and place."""
-        return f"Link({self.name!r}, place={self.place})"
 
     @property
     def place(self) -> int:
@@ -74,11 +68,6 @@ class Link:
     def is_lost(self) -> bool:
         """Whether the connection has ended."""
         return self._core.is_lost
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes of messages that have arrived and were not read."""
-        return self._core.unread_bytes
 
     @property
     def clock(self) -> Clock | None:
@@ -176,19 +165,9 @@ class Hub:
         """
         self._core.expect(place, key, count or (_MANY if place is None else 1))
 
-    @property
-    def strangers(self) -> int:
-        """Connections that were refused because they did not know the key."""
-        return self._core.strangers
-
-    @property
-    def agents(self) -> int:
-        """Head: number of agents that share the memory for output."""
-        return self._core.agents
-
-    @agents.setter
-    def agents(self, count: int) -> None:
-        self._core.agents = count
+    def share_output(self, agents: int) -> None:
+        """Head: let so many agents share the memory for output."""
+        self._core.share_output(agents)
 
     def fileno(self) -> int:
         """Give a descriptor that is readable while `read` returns something."""

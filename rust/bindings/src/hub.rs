@@ -270,14 +270,9 @@ impl Hub {
         Ok(())
     }
 
-    #[getter]
-    fn agents(&self) -> usize {
-        self.0.agents()
-    }
-
-    #[setter]
-    fn set_agents(&self, count: usize) {
-        self.0.set_agents(count);
+    /// Let so many agents share the memory for output.
+    fn share_output(&self, agents: usize) {
+        self.0.share_output(agents);
     }
 
     /// A descriptor that is readable while `read` returns something.

@@ -139,7 +139,7 @@ impl Attempt<'_> {
                     return Ok(None);
                 };
                 if session.read_handshake(&self.answer[2..]).is_err() {
-                    self.fail("whoever is there does not know the key of this job".into());
+                    self.fail("the program there does not know the key of this job".into());
                 } else {
                     match SecureStream::new(socket, session) {
                         Ok(stream) => return Ok(Some(stream)),

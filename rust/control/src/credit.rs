@@ -86,7 +86,7 @@ mod tests {
 
     const MANY: usize = 10_000;
 
-    /// The leave of so many agents, of which each has sent all that it may and has some of it shown.
+    /// `count` agents, after three rounds in which each has sent all that it may, has it shown, and may send again.
     fn used(count: usize) -> (Treasury, Vec<Leave>) {
         let mut treasury = Treasury::new(OUTPUT_BYTES);
         let mut leaves = vec![Leave::default(); count];

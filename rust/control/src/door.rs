@@ -108,7 +108,7 @@ impl Door {
 
     /// Begins to accept connections.
     pub(crate) fn open(&mut self, listener: Listener, poller: &Poller) {
-        // Without memory for it, nobody can connect, and the agents say so.
+        // Fails only without memory. Then no agent can connect, and each agent says so.
         let _ = poller.watch(&listener.socket, token(listener.id, LISTENER));
         self.listeners.push(listener);
     }
@@ -243,7 +243,7 @@ impl Door {
         self.paused_until = Some(Instant::now() + PAUSE);
     }
 
-    /// Reads from a caller. Returns it if it has shown that it knows the key.
+    /// Reads from a caller. Returns the caller when it has shown that it knows the key.
     pub(crate) fn read(
         &mut self,
         id: u64,

@@ -7,7 +7,7 @@ use crate::listener::Origin;
 use crate::outbox::Outbox;
 use crate::sync::{AtomicBool, AtomicI64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 
-/// Measurements that are kept until somebody takes them.
+/// Measurements that are kept; the oldest goes first.
 const SAMPLES: usize = 8;
 
 /// An answered heartbeat.

@@ -66,7 +66,7 @@ pub enum Frame<'data> {
         /// Whether the rest of the last line follows at once.
         goes_on: bool,
     },
-    /// Leave to send so many more bytes of output.
+    /// Leave to send this many more bytes of output.
     Credit(u64),
 }
 
@@ -135,7 +135,7 @@ fn read_output(payload: &[u8]) -> Result<Frame<'_>, Damaged> {
     let console = match first & !GOES_ON {
         1 => Console::Stdout,
         2 => Console::Stderr,
-        _ => return Err(Damaged("has sent output of a stream that is none".into())),
+        _ => return Err(Damaged("has sent output of an unknown stream".into())),
     };
     Ok(Frame::Output {
         console,
@@ -145,7 +145,7 @@ fn read_output(payload: &[u8]) -> Result<Frame<'_>, Damaged> {
 }
 
 fn no_kind(kind: u8) -> Damaged {
-    Damaged(format!("has sent something that is no message (kind {kind})"))
+    Damaged(format!("has sent a message of an unknown kind ({kind})"))
 }
 
 fn put(out: &mut Vec<u8>, numbers: &[u64]) {

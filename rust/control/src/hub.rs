@@ -139,14 +139,9 @@ impl Hub {
         self.orders.give(Order::Expect(place, key.to_vec(), count));
     }
 
-    /// A head: number of agents that share the memory for output.
-    pub fn agents(&self) -> usize {
-        self.shared.agents.load(Ordering::Relaxed)
-    }
-
-    /// Sets the number of agents.
-    pub fn set_agents(&self, count: usize) {
-        self.shared.agents.store(count, Ordering::Relaxed);
+    /// A head: sets the number of agents that share the memory for output.
+    pub fn share_output(&self, agents: usize) {
+        self.shared.agents.store(agents, Ordering::Relaxed);
     }
 
     /// Takes what has arrived. `Gone` is the last news of a link.
@@ -168,8 +163,7 @@ impl Hub {
         self.orders.close(face);
     }
 
-    /// Ends a connection at once, and forgets what it has said. `is_stranger`: it counts as one that does not know
-    /// the key.
+    /// Ends a connection at once, and forgets what it has said. `is_stranger`: the user hears of a stranger.
     pub fn drop_link(&self, face: &Arc<Face>, is_stranger: bool) {
         face.is_closing.store(true, Ordering::SeqCst);
         self.shared.inbox.forget(face);

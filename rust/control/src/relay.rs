@@ -22,7 +22,7 @@ const PIECE: usize = 16 << 10;
 /// Bytes of frames that may wait for the connection. The rest waits in the pipe, and then the workers wait.
 const BACKLOG: usize = 256 << 10;
 
-/// Leave to keep for the cost of the frames of one reading, and of the tails of both pipes.
+/// Credit to keep back: the cost of the frames of one reading, and of the tails of both pipes.
 fn reserve(credit: usize) -> usize {
     (4 + credit.min(READ) / PIECE) * PIECE_COST
 }

@@ -38,7 +38,7 @@ pub struct Settings {
     pub taken: Vec<u8>,
 }
 
-/// What the owner asks the thread for. What is [`Counted`] lets the owner wait until it is done, or dropped.
+/// What the owner asks the thread for. With a [`Counted`], the owner waits until the thread has done it or dropped it.
 pub(crate) enum Order {
     Begin(Box<Link>),
     Listen(Listener),
@@ -61,7 +61,7 @@ pub(crate) struct Core {
     links: HashMap<u64, Link>,
     door: Door,
     relay: Option<Relay>,
-    /// Of those who wait until the relay is empty.
+    /// Their owners wait until the relay is empty.
     drains: Vec<Counted>,
     pause: Duration,
     tick: Instant,
@@ -279,7 +279,7 @@ impl Core {
         }
         let is_wanted = !link.face.is_closing();
         let face = Arc::clone(&link.face);
-        // Close it before anybody hears of its end.
+        // Close the connection before we report its end.
         let counted = link.close();
         self.house
             .shared

@@ -207,7 +207,7 @@ pub struct FdStream {
 #[derive(Debug, thiserror::Error)]
 pub enum FdError {
     /// A file has no other side.
-    #[error("descriptor {0} is a file, and nobody can answer through it")]
+    #[error("descriptor {0} is a file: a link needs a pipe or a socket")]
     File(i32),
     /// The kernel refuses.
     #[error("descriptor {0} cannot be used: {1}")]

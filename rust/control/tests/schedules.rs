@@ -1,7 +1,7 @@
 //! Where the owner of a hub and its thread meet, in thousands of orders of their steps.
 //!
-//! The modules under test are compiled once more here, with locks and bells that a scheduler controls. It takes a
-//! thread that nobody wakes for a deadlock.
+//! The modules under test are compiled once more here, with locks and bells that a scheduler controls. If a thread is
+//! never woken, the scheduler reports a deadlock.
 
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 #![allow(dead_code, unreachable_pub, reason = "the crate uses what is not used here")]
@@ -76,7 +76,7 @@ mod sync {
     }
 }
 
-/// Runs a test in so many random orders, and in so many with few changes of the running thread.
+/// Runs a test in random orders, and in orders that change the running thread only two or three times.
 fn in_any_order(test: impl Fn() + Copy + Send + Sync + 'static) {
     check_random(test, 1_500);
     check_pct(test, 1_500, 3);
@@ -205,7 +205,7 @@ fn what_is_sent_before_the_end_of_a_link_arrives_once_and_in_order() {
 }
 
 #[test]
-fn who_waits_for_the_thread_waits_until_it_has_done_it_or_ended() {
+fn a_wait_for_the_thread_ends_when_the_thread_has_done_it_or_has_ended() {
     in_any_order(|| {
         let desk = Desk::new();
         let serving = thread::spawn({
@@ -247,7 +247,9 @@ fn a_drain_returns_when_the_last_piece_is_shown_and_not_before() {
             .collect();
         assert!(unshown.wait(None, || false));
         assert_eq!(written.load(Ordering::SeqCst), 3);
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        for writer in writers {
+            writer.join().unwrap();
+        }
     });
 }
 

@@ -1,4 +1,4 @@
-//! Threads that send at the same time: no message is lost, and nobody waits for a bell that was not rung.
+//! Threads that send at the same time: no message is lost, and no thread sleeps while there is something for it.
 
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 

@@ -84,7 +84,7 @@ class Talk:
 class Wire:
     """A link as `Hub` knows it from the extension, without a connection."""
 
-    name, own_address, is_local, unread_bytes = "n", "", False, 0
+    name, own_address = "n", ""
 
     def __init__(self, core: Core, place: int, port: int) -> None:
         self.id, self.place, self.port = id(self), place, port
@@ -111,7 +111,6 @@ class Wire:
 
     def drop(self, is_stranger: bool) -> None:  # noqa: FBT001  as in the extension
         """End it."""
-        self._core.strangers += is_stranger
         self.end("")
 
     def end(self, kind: str) -> None:
@@ -131,7 +130,6 @@ class Core:
     def __init__(self, heartbeat_s: float, console: tuple[int, int] | None, taken: bytes) -> None:
         self.is_head = console is not None
         self.taken = taken
-        self.agents = self.strangers = 0
         self.wires: list[Wire] = []
         self.come: list[tuple[Wire, str, bytes | str]] = []
 
@@ -143,6 +141,9 @@ class Core:
     def fileno(self) -> int:
         """None is needed."""
         return -1
+
+    def share_output(self, agents: int) -> None:
+        """Nothing."""
 
     def drain(self, timeout_s: float | None) -> bool:
         """All is shown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -161,21 +162,26 @@ def test_who_reads_nothing_is_given_up_though_it_talks() -> None:
     ends.close()
 
 
-def test_a_flood_of_messages_waits_in_the_connection_and_all_of_it_arrives(
-    ends: Ends, wait_until: WaitUntil
-) -> None:
-    on_head, on_agent = ends.by_descriptors()
+def test_a_flood_of_messages_waits_in_the_connection_and_all_of_it_arrives(ends: Ends) -> None:
+    _, sock = ends.by_socket(HELLO)
     ends.head.start()
-    ends.agent.start()
-    on_agent.send(hello())
     messages(ends.head, 1)
     count = 20_000
-    for number in range(count):
-        on_agent.send(Said(Notice("info", f"{number} " + "x" * 200)))
-    wait_until(lambda: on_head.unread_bytes >= UNREAD_BYTES)
-    assert on_head.unread_bytes < 2 * UNREAD_BYTES
+    said = (Said(Notice("info", f"{number} " + "x" * 200)) for number in range(count))
+    data = b"".join(frame(MESSAGE, message_to_bytes(one)) for one in said)
+    sent = 0
+    sock.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        while True:
+            sent += sock.send(data[sent : sent + 65536])
+    assert sent < 2 * UNREAD_BYTES < len(data)
+    sock.settimeout(None)
+    rest = threading.Thread(target=sock.sendall, args=(data[sent:],))
+    rest.start()
     found = messages(ends.head, count)
     assert [int(one.notice.text.split()[0]) for one in found] == list(range(count))
+    rest.join()
+    sock.close()
 
 
 def test_what_a_login_shell_says_is_no_part_of_the_link(ends: Ends) -> None:
@@ -218,7 +224,7 @@ def test_a_file_is_no_connection() -> None:
 @pytest.mark.parametrize(
     "sent, reason",
     [
-        (b"\0\0\0\1\x63x", "has sent something that is no message (kind 99)"),
+        (b"\0\0\0\1\x63x", "has sent a message of an unknown kind (99)"),
         (b"\xff\xff\xff\xff\1", "has sent a message of 4294967295 bytes, more than the 1048576 allowed"),
         (b"\0\0\0\3\1[1]", "has sent something that cannot be read: "),
         (b"\0\0\0\1\3x", "has sent a damaged message"),

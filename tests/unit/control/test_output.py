@@ -102,7 +102,7 @@ def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends)
 @pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_the_small_share_of_one_among_many_agents_tears_no_line(ends: Ends, count: int) -> None:
-    ends.head.agents = count
+    ends.head.share_output(count)
     (_, _, _, long, _), (_, _, _, short, _) = agents(ends, 2)
     line = b"0 " + b"x" * 200_000 + b"\n"
     text = b"".join(b"1 %d\n" % at for at in range(20_000))
@@ -180,7 +180,7 @@ def test_a_long_line_is_sent_in_pieces_that_cut_no_sign(ends: Ends) -> None:
 def test_long_lines_of_both_streams_share_a_console_and_the_leave_to_send(count: int) -> None:
     """The rest of the line that the head waits for is sent before anything else."""
     ends = Ends(joined=True)
-    ends.head.agents = count
+    ends.head.share_output(count)
     ((_, _, _, out, err),) = agents(ends, 1)
     lines = [b"o" * 300_000 + b"\n", b"e" * 300_000 + b"\n"]
     threads = [written(out, lines[0] * 4), written(err, lines[1] * 4)]
@@ -204,7 +204,7 @@ def test_bytes_that_are_no_text_arrive_as_they_are(ends: Ends) -> None:
 def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
     ends: Ends, wait_until: WaitUntil
 ) -> None:
-    ends.head.agents = 1
+    ends.head.share_output(1)
     ((agent, on_head, on_agent, out, _),) = agents(ends, 1)
     text = b"".join(b"%d %s\n" % (at, b"x" * 1000) for at in range(50_000))
     assert len(text) > OUTPUT_BYTES + (8 << 20)

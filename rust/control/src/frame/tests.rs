@@ -152,15 +152,9 @@ fn what_is_no_frame_is_refused() {
         let data = [&head[..], &[kind], payload].concat();
         fed(&mut Parser::new(LONGEST), [&data[..]]).1.unwrap().0
     };
-    assert_eq!(
-        refused(99, b""),
-        "has sent something that is no message (kind 99)"
-    );
+    assert_eq!(refused(99, b""), "has sent a message of an unknown kind (99)");
     for payload in [&b""[..], b"\0rest", b"\x03rest"] {
-        assert_eq!(
-            refused(OUTPUT, payload),
-            "has sent output of a stream that is none"
-        );
+        assert_eq!(refused(OUTPUT, payload), "has sent output of an unknown stream");
     }
     for kind in [PING, PONG, CREDIT] {
         for payload in [&b""[..], b"xxxxxxx", b"xxxxxxxxx"] {

@@ -11,7 +11,8 @@ const BEGUN_BYTES: usize = 4 << 20;
 const KEPT_BYTES: usize = 4 << 10;
 
 impl Composer {
-    /// Adds a stream for [`Composer::pass`] in the place of one that has [left](Composer::leave).
+    /// Adds a stream for [`Composer::pass`]. `free`: the number of a stream that has [left](Composer::leave); the new
+    /// stream takes this number.
     pub(in crate::mux) fn add_passing(&mut self, free: Option<usize>) -> usize {
         match free {
             Some(stream) => {
