@@ -15,9 +15,8 @@ from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
 from dsl.agent.session import Crew, Session
 from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment, from_line, to_line
-from dsl.errors import DslError, UnsupportedError
+from dsl.errors import DslError
 from dsl.facts import this_machine
-from dsl.machine.check import check_program
 from dsl.model.node import Route
 from dsl.model.outcome import AttemptEnded, AttemptOutcome, AttemptStarted, Decision, Membership, Outcome
 from dsl.plan.job import plan_job
@@ -113,9 +112,6 @@ class Jobs:
         self.finish(succeeded=False)
         request, _ = self._read(order.words, self._facts.environ)
         planned = plan_job(request, self._facts)
-        if planned.remote is not None:
-            raise UnsupportedError("a lane is for the workers of this host")
-        check_program(planned.job.program, planned.job.flavour, self._facts.environ)
         self._planner = Planner(planned, self._facts)
         plan = self._planner.plan(0)
         workers = tuple([_with_files(worker, order) for worker in plan.workers])

@@ -82,19 +82,16 @@ class Folder:
     def open(self, name: str) -> BinaryIO:
         """Open a file of ours for reading. Raises OSError for everything else.
 
-        A script may leave anything there: we do not wait for the writer of a pipe, and open no device.
+        A script may leave anything there: we do not wait for the writer of a pipe.
         """
-        if self.what(name) != A_FILE:
-            raise FileNotFoundError(name)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with self._below(name) as (fd, last):
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             opened = os.open(last, flags, dir_fd=fd)
-        try:
-            self._check_owner(opened)
-            return open(opened, "rb")
-        except BaseException:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != self._owner:
             os.close(opened)
-            raise
+            raise FileNotFoundError(name)
+        return open(opened, "rb")
 
     def read(self, name: str) -> str | None:
         """The text of a file, up to `MOST_BYTES`; None: it cannot be read, or is no file of ours."""

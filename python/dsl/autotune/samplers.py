@@ -8,19 +8,10 @@ from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
+    from typing import Any
 
     from dsl.autotune.section import Section
     from dsl.autotune.spaces import Axis, Grid, Point
-
-    class Sampler(Protocol):
-        """Proposes points and learns how they did."""
-
-        def propose(self, count: int) -> list[Point]:
-            """The next points, at most ``count``, all new; empty if no point is left."""
-
-        def learn(self, point: Point, value: float | None) -> None:
-            """Take the metric of a point; None: it failed."""
 
 
 _ASKS = 8
@@ -34,7 +25,7 @@ class InOrder:
         self._points = points
 
     def propose(self, count: int) -> list[Point]:
-        """The next points of the list."""
+        """The next points of the list, at most ``count``; empty if no point is left."""
         batch, self._points = self._points[:count], self._points[count:]
         return batch
 
@@ -65,7 +56,7 @@ class ModelBased:
         self._distributions = {axis.key: self._distribution(axis) for axis in grid.axes}
 
     def propose(self, count: int) -> list[Point]:
-        """The next points."""
+        """The next points, at most ``count``, all new; empty if no point is left."""
         return [self._next() for _ in range(min(count, len(self._left)))]
 
     def learn(self, point: Point, value: float | None) -> None:
@@ -106,7 +97,7 @@ class ModelBased:
         return self._optuna.distributions.CategoricalDistribution(list(places))
 
 
-def make_sampler(grid: Grid, section: Section) -> Sampler:
+def make_sampler(grid: Grid, section: Section) -> InOrder | ModelBased:
     """The sampler that the section asks for.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsl._record import record
 from dsl.autotune.ds_config import STAGE, ZERO, without_tuning
 from dsl.autotune.experiment import PROFILE_NAME, Experiment
 from dsl.autotune.memory import estimate, read_model
@@ -100,18 +99,6 @@ def _tune_grid(grid: Grid, results: Results, resources: Resources) -> Steps[str]
     return f"{tried} of {len(grid.points)} configs of {grid.name} were tried (tuner_num_trials)"
 
 
-@record
-class _Before:
-    """The best of the stages so far."""
-
-    largest: int = 0
-    """Largest micro batch that ran."""
-    size: int = 0
-    """Its best micro batch."""
-    entry: Entry | None = None
-    """Its best config."""
-
-
 class _Stages:
     """Tries one ZeRO stage after another."""
 
@@ -149,17 +136,16 @@ class _Stages:
         if not (yield from self._profile()):
             self._results.notes.append("not even ZeRO 3 with a micro batch of 1 fits into memory")
             return self._results.notes[-1]
-        before = _Before()
+        largest, best = 0, None
         for stage in self._stages:
             if not self._is_feasible(stage):
                 continue
-            found = yield from self._tune_stage(stage, before)
+            found = yield from self._tune_stage(stage, largest, best)
             if isinstance(found, Failed):
                 self._results.notes.append(f"z{stage} ends: {found.reason}")
-                continue
             # As in DeepSpeed: the next stages build on this one only if its best micro batch is larger.
-            if found.size > before.size:
-                before = found
+            elif _micro_batch(found[1]) > _micro_batch(best):
+                largest, best = found
         return "all ZeRO stages that the config asks for were tried"
 
     def _profile(self) -> Steps[bool]:
@@ -210,32 +196,31 @@ class _Stages:
             return None
         return int(room // self._model.activation_bytes)
 
-    def _tune_stage(self, stage: int, before: _Before) -> Steps[_Before | Failed]:
+    def _tune_stage(self, stage: int, before: int, rival: Entry | None) -> Steps[tuple[int, Entry] | Failed]:
+        """The largest micro batch that ran and the best config of a stage.
+
+        ``before``: the same micro batch of the stage before, 0 without one; ``rival``: its best config.
+        """
         fits = self._fits(stage)
-        if fits is not None and fits < before.largest:
+        if fits is not None and fits < before:
             return Failed(
-                f"memory suffices for a micro batch of {fits}, less than the {before.largest} of the stage "
-                "before"
+                f"memory suffices for a micro batch of {fits}, less than the {before} of the stage before"
             )
         tried = Stage(stage, self._config, self._batches, self._results, self._resources.lanes)
-        found = yield from tried.tune(before.largest, fits)
+        found = yield from tried.tune(before, fits)
         if isinstance(found, Failed):
             return found
         best = self._results.best_of(tried.space)
         assert best is not None
-        size = _micro_batch(best)
-        if self._section.fast or stage == 0:
-            return _Before(found.largest, size, best)
-        if size <= before.size:
-            return _Before(found.largest, size, best)
-        if before.entry is not None:
-            # The better of two near-ties decides whether a whole space is tried, so both are measured again.
-            winner = yield from self._results.settle([before.entry, best])
-            if winner is before.entry:
-                return _Before(found.largest, size, best)
-        return (yield from self._tune_full(stage, found, best))
+        if self._section.fast or stage == 0 or _micro_batch(best) <= _micro_batch(rival):
+            return found.largest, best
+        # The better of two near-ties decides whether a whole space is tried, so both are measured again.
+        if rival is None or (yield from self._results.settle([rival, best])) is not rival:
+            best = yield from self._tune_full(stage, found, best)
+        return found.largest, best
 
-    def _tune_full(self, stage: int, found: Found, fast: Entry) -> Steps[_Before]:
+    def _tune_full(self, stage: int, found: Found, fast: Entry) -> Steps[Entry]:
+        """The best config of the full space of a stage, or ``fast``, if that is better."""
         try:
             grid = zero_grid(
                 stage,
@@ -247,12 +232,13 @@ class _Stages:
             )
         except AutotuningError as problem:  # what was found until now is worth keeping
             self._results.notes.append(f"the settings of z{stage} are not tuned: {problem}")
-            return _Before(found.largest, _micro_batch(fast), fast)
+            return fast
         self._results.notes.append((yield from _tune_grid(grid, self._results, self._resources)))
-        best, full = fast, self._results.best_of(grid.name)
-        if full is not None and full.value is not None and self._results.is_better(full.value, fast.value):
-            best = full
-        return _Before(found.largest, _micro_batch(best), best)
+        full = self._results.best_of(grid.name)
+        is_better = (
+            full is not None and full.value is not None and self._results.is_better(full.value, fast.value)
+        )
+        return full if full is not None and is_better else fast
 
 
 def _read_stages(config: Mapping[str, object]) -> tuple[int, ...]:
@@ -270,8 +256,8 @@ def _read_stages(config: Mapping[str, object]) -> tuple[int, ...]:
     return tuple(sorted(set(stages)))
 
 
-def _micro_batch(entry: Entry) -> int:
-    size = entry.experiment.config["train_micro_batch_size_per_gpu"]
+def _micro_batch(entry: Entry | None) -> int:
+    size = 0 if entry is None else entry.experiment.config["train_micro_batch_size_per_gpu"]
     assert isinstance(size, int)
     return size
 

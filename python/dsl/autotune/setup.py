@@ -126,8 +126,6 @@ class Setup:
     """The hosts and slots that there are."""
     is_uniform: bool
     """Whether each host of the user's own job gives as many slots as a host of an experiment."""
-    is_local: bool
-    """Whether all workers run on this machine."""
     has_lanes: bool
     """Whether experiments on the same slots share a command, and its fork servers."""
     environ: Mapping[str, str]

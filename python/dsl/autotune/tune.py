@@ -35,11 +35,11 @@ from dsl.model.request import LEVELS, ElasticRequest
 from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import choose_hosts
 from dsl.plan.job import plan_job
+from dsl.report.speak import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Protocol
 
     from dsl.autotune.experiment import Experiment, Summary
     from dsl.autotune.tuner import Search
@@ -47,44 +47,35 @@ if TYPE_CHECKING:
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
-    class Speaker(Protocol):
-        """A command: its messages start with its name."""
-
-        name: str
-
-        def say(self, text: str) -> None:
-            """Write one line to stderr."""
-
-        def show(self, notices: Sequence[Notice], log_level: str) -> None:
-            """Say the notices of this level or above."""
+COMMAND = "dsl"
 
 
-def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -> int:
+def tune(request: Request, user: UserWords, *, trains: bool) -> int:
     """Find the best config, write it to a file, and train with it if ``trains``.
 
-    ``command`` tells the user; ``user`` has the words of the commands. Returns the exit code: 0 if there is a
-    best config, 1 if not, 128 + the signal that ended the tuning. If it trains, this process becomes the
-    training.
+    ``user`` has the words of the commands. Returns the exit code: 0 if there is a best config, 1 if not,
+    128 + the signal that ended the tuning. If it trains, this process becomes the training.
 
     Raises:
         DslError: something is wrong with the job, its config or a folder.
     """
+    least = LEVELS[request.log_level]
+
+    def tell(notice: Notice) -> None:
+        if LEVELS[notice.level] >= least:
+            say(COMMAND, notice.line)
+
     fill_standard_streams()
     _own_process.restore()
     facts = this_machine()
     request = replace(request, elastic=ElasticRequest())
     setup, config, notices = set_up(request, user, facts)
-    command.show(notices, request.log_level)
+    for notice in notices:
+        tell(notice)
     _begin(setup, config)  # raises before any folder is made if there is nothing to tune
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
-    progress = Progress(
-        lambda notice: command.show((notice,), request.log_level),
-        setup.section,
-        folders.results,
-        setup.size,
-        count_configs(setup.section),
-        is_quiet=LEVELS[request.log_level] > LEVELS["info"],
-    )
+    expected, is_quiet = count_configs(setup.section), least > LEVELS["info"]
+    progress = Progress(tell, setup.section, folders.results, setup.size, expected, is_quiet=is_quiet)
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()
@@ -99,27 +90,23 @@ def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -
         progress.pause()
         folders.close()
     if signals:
-        again = join((command.name, *user.without(), *dsl_words((), setup.script, setup.args)))
-        command.say(
-            f"stopped; {folders.results_dir} has what is known, and the same command goes on: {again}"
+        again = join((COMMAND, *user.without(), *dsl_words((), setup.script, setup.args)))
+        say(
+            COMMAND,
+            f"stopped; {folders.results_dir} has what is known, and the same command goes on: {again}",
         )
         if signals[0] == signal.SIGINT:
             die_of_interrupt()
         return 128 + signals[0]
     if not words:
-        command.say(
-            f"error: no experiment ran well, see {folders.results_dir}; the same command tries them again"
-        )
+        why = f"no experiment ran well, see {folders.results_dir}"
+        say(COMMAND, f"error: {why}; the same command tries them again")
         return 1
     optimal = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
-    told = (
-        f"training with {optimal}"
-        if trains
-        else f"best config: {optimal}, the command is in {OPTIMAL_COMMAND} there"
-    )
-    command.show((Notice("info", told),), request.log_level)
     if trains:
+        tell(Notice("info", f"training with {optimal}"))
         become((sys.executable, "-c", START, *words))
+    tell(Notice("info", f"best config: {optimal}, the command is in {OPTIMAL_COMMAND} there"))
     return 0
 
 
@@ -170,7 +157,6 @@ def set_up(
         ),
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
-        is_local=is_here,
         # The workers of a lane write only to the files of their experiment.
         has_lanes=is_here
         and request.start.method == "forkserver"
@@ -275,5 +261,5 @@ def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tup
     word = replace(setup.config, is_encoded=False)
     args = experiment_words(setup.args, word, config, path, setup.section)
     words = dsl_words((*setup.user.without(*REPLACED), *setup.own_words()), setup.script, args)
-    folders.save_optimal(config, join(("dsl", *words)))
+    folders.save_optimal(config, join((COMMAND, *words)))
     return words

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import deque
 from shlex import join
 
 from dsl import __version__
 from dsl._record import replace
-from dsl.autotune.ds_config import encode, experiment_words, fingerprint, without_tuning
+from dsl.autotune.ds_config import experiment_words, fingerprint, without_tuning
 from dsl.autotune.ending import Ending, judge
 from dsl.autotune.experiment import Order, Result
 from dsl.autotune.section import AUTOTUNING, metric_keys
 from dsl.autotune.setup import SlotPool, dsl_words
 from dsl.autotune.tuning_folders import END, PATH_KEYS
 from dsl.errors import AutotuningError
-from dsl.machine.ports import pick_free_port, port_is_free
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,14 +30,8 @@ if TYPE_CHECKING:
     Search: TypeAlias = Generator[tuple[Experiment, ...], Mapping[str, Result], Summary]
 
 
-PORTS = range(20000, 29000)
-"""Ports at which the workers of an experiment meet."""
-
-PORT_TRIES = 100
-
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
 """Keys of the section that matter to an experiment; the other keys matter only to the search."""
-
 
 STOPPED = Result("stopped", {}, "it was stopped", 1, 0.0)
 
@@ -54,8 +46,6 @@ class Tuner:
         self._progress = progress
         self._slots = SlotPool(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
         self._places: dict[str, tuple[Experiment, SlotGroup]] = {}
-        self._ports: dict[str, int] = {}
-        self._count = 0
         self._paused: set[str] = set()
         """Experiments that were paused: the times that they measure are wrong."""
         self.signals: list[int] = []
@@ -103,15 +93,12 @@ class Tuner:
             for one in done:
                 experiment, place = self._places.pop(one.order.name)
                 self._slots.give_back(place)
-                self._ports.pop(experiment.name, None)
                 if self._has_to_run_again(experiment, one):
                     waiting.append(experiment)
                     continue
                 results[experiment.name] = result = self._judge(experiment, one)
                 self._progress.ended(experiment, result, is_reused=False)
-        for experiment in waiting:
-            results[experiment.name] = STOPPED
-        return results
+        return {**results, **dict.fromkeys([one.name for one in waiting], STOPPED)}
 
     def _hear(self, number: int) -> None:
         """Handle a signal: Ctrl-Z pauses; the first of the others ends the experiments, the second kills."""
@@ -179,9 +166,8 @@ class Tuner:
         config_path = f"{folder}/ds_config.json"
         args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
         logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
-        options = (*setup.trial_words, *logs, *self._where(experiment, place))
+        options = (*setup.trial_words, *logs, *self._where(place))
         words = dsl_words(options, setup.script, args)
-        self._count += 1
         description = {
             "name": experiment.name,
             "ds_config": config,
@@ -191,16 +177,9 @@ class Tuner:
         }
         exp = {
             **description,
-            "exp_id": self._count - 1,
             "result_dir": folder,
-            "master_port": self._ports.get(experiment.name, 0),
             "launcher_args": list(options),
-            "user": setup.environ.get("USER", ""),
-            "job_id": setup.environ.get("DLWS_JOB_ID")
-            or setup.environ.get("DLTS_JOB_ID")
-            or "unknown-job-id",
             "ds_config_path": config_path,
-            "ds_config_base64": encode(config),
             "place": place.filter,
             "kind": experiment.kind,
             "space": experiment.space,
@@ -221,28 +200,11 @@ class Tuner:
         self._progress.began(experiment)
         self._runners.start(order, self._environ(place), place.filter if setup.has_lanes else "")
 
-    def _where(self, experiment: Experiment, place: SlotGroup) -> tuple[str, ...]:
-        """The options that give an experiment its slots and its port."""
+    def _where(self, place: SlotGroup) -> tuple[str, ...]:
+        """The options that give an experiment its slots, and a port of its own unless it takes everything."""
         setup = self._setup
-        words = setup.place_words(place)
-        if setup.is_whole and (port_words := setup.user.only("master_port")):
-            return (*words, *port_words)
-        if not setup.is_local:  # we cannot know which ports are free on another host
-            return (*words, "--master_port=0")
-        port = self._ports[experiment.name] = self._free_port()
-        return (*words, f"--master_port={port}")
-
-    def _free_port(self) -> int:
-        """A port that no experiment and no other program uses.
-
-        A script may import for seconds before it listens. Meanwhile other programs connect from ports that
-        the kernel picks, so we take a port below the kernel's range.
-        """
-        for _ in range(PORT_TRIES):
-            port = PORTS[int.from_bytes(os.urandom(4), "big") % len(PORTS)]
-            if port not in self._ports.values() and port_is_free(port):
-                return port
-        return pick_free_port()
+        own_port = setup.user.only("master_port") if setup.is_whole else ()
+        return (*setup.place_words(place), *(own_port or ("--master_port=0",)))
 
     def _environ(self, place: SlotGroup) -> Mapping[str, str]:
         variable, names = self._setup.visible
@@ -255,16 +217,13 @@ class Tuner:
         folders = self._folders
         if done.error:
             raise AutotuningError(f"experiment {experiment.name} cannot be started: {done.error}")
-        stdout, stderr = [
-            folders.tail(experiment, one) if done.exit_code else "" for one in ("stdout", "stderr")
-        ]
         ending = Ending(
             exit_code=done.exit_code,
             elapsed_s=done.elapsed_s,
             written=folders.text(experiment),
             instead=folders.instead(experiment),
-            stdout=stdout,
-            stderr=stderr,
+            stdout=folders.tail(experiment, "stdout"),
+            stderr=folders.tail(experiment, "stderr"),
             judgement=folders.take_end(experiment),
             stop=done.stop,
             limit_s=done.order.limit_s,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from dsl._record import record
 from dsl.autotune.experiment import Result
 from dsl.autotune.safe_folder import (
     A_FILE,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.autotune.experiment import Experiment
-    from dsl.autotune.safe_folder import Folder
     from dsl.model.judgement import Judgement
 
 RESULT = "result.json"
@@ -63,18 +61,6 @@ _ASIDE = "@"
 _ASIDE_LETTERS = 8
 
 
-@record
-class _Mark:
-    """What the marker of the results says about the last tuning."""
-
-    state: str
-    """``finished`` or ``unfinished``; empty: there was no tuning."""
-    round: int
-    """How many tunings have failed completely before: after each, failed experiments run again."""
-    memory: tuple[str, ...]
-    """A word for what was tuned, and how many bytes of a device were free then, if known; or nothing."""
-
-
 class Folders:
     """The two folders of a tuning, locked against other tunings until `close` or the end of the process."""
 
@@ -85,42 +71,39 @@ class Folders:
             AutotuningError: a folder cannot be made, holds files that dsl has not written, or is in use.
         """
         try:
-            paths = {
-                key: os.path.abspath(os.path.expanduser(path))
-                for key, path in (("exps_dir", exps_dir), ("results_dir", results_dir))
-            }
+            paths = [os.path.abspath(os.path.expanduser(path)) for path in (results_dir, exps_dir)]
         except OSError as error:  # the working directory is gone
             raise refusal(error, results_dir) from None
-        self.exps_dir, self.results_dir = paths.values()
-        for key, path in paths.items():  # before a folder is made: one may lie in the other
-            check(key, path)
-        self._claimed: dict[str, Folder] = {}
+        for key, path in zip(("results_dir", "exps_dir"), paths, strict=True):
+            check(key, path)  # before a folder is made: one may lie in the other
+        self.results_dir, self.exps_dir = paths
+        self.results = self._exps = claim("results_dir", self.results_dir)
         try:
-            for key, path in paths.items():
-                if path not in self._claimed:
-                    self._claimed[path] = claim(key, path)
+            if self.exps_dir != self.results_dir:
+                self._exps = claim("exps_dir", self.exps_dir)
         except BaseException:
             self.close()
             raise
-        self._exps, self.results = self._claimed[self.exps_dir], self._claimed[self.results_dir]
         self._begun: dict[str, str] = {}
         """The written description of each experiment of this command, by name."""
         self._token = os.urandom(4).hex()
-        mark = self._mark()
-        self._round, self._memory = mark.round, mark.memory
+        mark = self.results.read_object(MARKER)
         # If no experiment ran well, the next tuning runs the failed ones again.
-        if mark.state == "finished" and not self.results.what(OPTIMAL_CONFIG):
-            self._round += 1
-            self._memory = ()
+        is_spent = mark.get("is_finished") is True and not self.results.what(OPTIMAL_CONFIG)
+        failures, memory = mark.get("failures"), mark.get("memory")
+        self._failures = (failures if isinstance(failures, int) else 0) + is_spent
+        """How many tunings have failed completely before."""
+        self._memory: dict[str, object] = {} if is_spent or not isinstance(memory, dict) else memory
+        """A word for what was tuned, and how many bytes of a device were free then; None: unknown."""
 
     def close(self) -> None:
         """Let other commands use the folders."""
-        for folder in self._claimed.values():
-            folder.close()
+        self.results.close()
+        self._exps.close()
 
     def is_finished(self) -> bool:
         """Whether the last tuning here came to its end."""
-        return self._mark().state == "finished"
+        return self.results.read_object(MARKER).get("is_finished") is True
 
     def keep_memory(self, tuning: str, memory_bytes: int | None) -> int | None:
         """The free bytes of a device that the search uses: the number from the beginning of this tuning.
@@ -130,14 +113,15 @@ class Folders:
 
         ``tuning``: a word for what is tuned; ``memory_bytes``: bytes that are free now, None if unknown.
         """
-        if self._memory[:1] != (tuning,):
-            self._memory = (tuning, *(() if memory_bytes is None else (str(memory_bytes),)))
-        return int(self._memory[1]) if len(self._memory) > 1 else None
+        known = self._memory.get(tuning, memory_bytes)
+        kept = known if known is None or isinstance(known, int) else memory_bytes
+        self._memory = {tuning: kept}
+        return kept
 
     def mark(self, *, is_finished: bool) -> None:
         """Note whether the tuning has come to its end. Raises AutotuningError if it cannot be written."""
-        words = ("finished" if is_finished else "unfinished", str(self._round), *self._memory)
-        self.results.mark(f"{' '.join(words)}\n")
+        known = {"is_finished": is_finished, "failures": self._failures, "memory": self._memory}
+        self.results.mark(as_json(known))
 
     def empty(self) -> None:
         """Remove what tunings have written, and nothing else.
@@ -145,7 +129,7 @@ class Folders:
         Raises:
             AutotuningError: a file cannot be removed.
         """
-        self._memory = ()
+        self._memory = {}
         for name in self.results.names():
             if made := self._made(name):
                 # Remove it whole, even if we are killed meanwhile: dsl would not recognize half a folder.
@@ -188,20 +172,20 @@ class Folders:
             AutotuningError: the files cannot be written, or files that are not ours have their names.
         """
         name, new = experiment.name, f"{SCRATCH}new-{experiment.name}"
-        made = self._made_here(experiment)
+        self._make_room(name, str(exp["fingerprint"]))
+        is_known = self._made(name) is not None
+        if self.results.what(name) and not is_known:
+            raise _not_ours(self.folder(experiment), "results_dir")
         if self._exps.what(f"{name}.json") and not self._describes(name, name):
             raise _not_ours(f"{self.exps_dir}/{name}.json", "exps_dir")
         self.results.clear(new)
-        if made and made[1] != exp["fingerprint"]:
-            self._put_aside(*made)
-            made = None
         self.results.make(new)
         self._begun[name] = as_json(exp)
         self.results.write(f"{new}/{DESCRIPTION}", self._begun[name])
         self.results.write(f"{new}/{CONFIG}", as_json(description["ds_config"]))
         self.results.write(f"{new}/cmd.txt", command + "\n")
         self._exps.write(f"{name}.json", as_json(description))
-        if made:
+        if is_known:
             self._clear(name)
         self.results.rename(new, name)
 
@@ -219,15 +203,8 @@ class Folders:
             self.results.make(name)
         if self._made(name) is None and name in self._begun:
             self.results.write(f"{name}/{DESCRIPTION}", self._begun[name])
-        known = {
-            "fingerprint": fingerprint,
-            "round": self._round,
-            "outcome": result.outcome,
-            "metrics": dict(result.metrics),
-            "reason": result.reason,
-            "exit_code": result.exit_code,
-            "elapsed_s": result.elapsed_s,
-        }
+        known: dict[str, object] = {key: getattr(result, key) for key in Result.__match_args__}
+        known |= {"fingerprint": fingerprint, "failures": self._failures}
         self.results.write(f"{name}/{RESULT}", as_json(known))
 
     def load(self, experiment: Experiment, fingerprint: str) -> Result | None:
@@ -236,22 +213,16 @@ class Folders:
         Raises:
             AutotuningError: its files were put aside and cannot come back.
         """
-        self._bring_back(experiment, fingerprint)
+        self._make_room(experiment.name, fingerprint)
         known = self.results.read_object(f"{experiment.name}/{RESULT}")
+        outcome = known.get("outcome")
+        if known.get("fingerprint") != fingerprint or outcome not in _KEPT:
+            return None
+        if outcome != "ok" and known.get("failures") != self._failures:
+            return None
         try:
-            outcome = known["outcome"]
-            if known["fingerprint"] != fingerprint or outcome not in _KEPT:
-                return None
-            if outcome != "ok" and known.get("round", 0) != self._round:
-                return None
-            return Result(
-                outcome,
-                dict(known["metrics"]),
-                known["reason"],
-                known["exit_code"],
-                known["elapsed_s"],
-            )
-        except (ValueError, TypeError, KeyError):
+            return Result(**{key: known[key] for key in Result.__match_args__})
+        except KeyError:
             return None
 
     def text(self, experiment: Experiment) -> str | None:
@@ -326,22 +297,6 @@ class Folders:
             self.results.rename(f"{experiment.name}/{written}", kept)
         return self.results.read(kept)
 
-    def _mark(self) -> _Mark:
-        """What the marker says."""
-        words = (self.results.read(MARKER) or "").split()
-        state, count = (*words, "", "")[:2]
-        memory = tuple(words[2:4])
-        return _Mark(
-            state, int(count) if _is_count(count) else 0, memory if all(map(_is_count, memory[1:])) else ()
-        )
-
-    def _made_here(self, experiment: Experiment) -> tuple[str, str] | None:
-        """Name and fingerprint of the earlier experiment with the name of this one; None: there is none."""
-        made = self._made(experiment.name)
-        if self.results.what(experiment.name) and (made is None or made[0] != experiment.name):
-            raise _not_ours(self.folder(experiment), "results_dir")
-        return made
-
     def _made(self, folder: str) -> tuple[str, str] | None:
         """Name and fingerprint of the experiment that a folder belongs to; None: the folder is not ours.
 
@@ -364,25 +319,15 @@ class Folders:
         self.results.rename(name, old)
         self.results.clear(old)
 
-    def _put_aside(self, name: str, fingerprint: str) -> None:
-        """Move the files of an experiment away, for another experiment with its name."""
-        aside = _aside(name, fingerprint)
-        if self.results.what(aside):
-            raise _not_ours(f"{self.results_dir}/{aside}", "results_dir")
-        self._move(name, name, aside)
-
-    def _bring_back(self, experiment: Experiment, fingerprint: str) -> None:
-        """Move the files of an experiment back, if they were put aside for another with its name."""
-        name = experiment.name
-        aside = _aside(name, fingerprint)
-        if self._made(aside) != (name, fingerprint):
-            return
-        made = self._made_here(experiment)
-        if made and made[1] == fingerprint:
-            return
-        if made:
-            self._put_aside(*made)
-        self._move(name, aside, name)
+    def _make_room(self, name: str, fingerprint: str) -> None:
+        """Bring the files of an experiment back, if they were put aside; put others of its name aside."""
+        made, aside = self._made(name), _aside(name, fingerprint)
+        if made and made[1] != fingerprint:
+            if self.results.what(_aside(*made)):
+                raise _not_ours(f"{self.results_dir}/{_aside(*made)}", "results_dir")
+            self._move(name, name, _aside(*made))
+        if self._made(aside) == (name, fingerprint) and not self.results.what(name):
+            self._move(name, aside, name)
 
     def _move(self, name: str, old: str, new: str) -> None:
         """Give the files of an experiment another name."""
@@ -399,10 +344,6 @@ def _kept_name(experiment: Experiment) -> str:
 
 def _aside(name: str, fingerprint: str) -> str:
     return f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
-
-
-def _is_count(word: str) -> bool:
-    return word.isascii() and word.isdecimal() and len(word) < 20
 
 
 def _not_ours(path: str, name: str) -> AutotuningError:

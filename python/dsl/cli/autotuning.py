@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from dsl.cli.command import Command
     from dsl.cli.reader import Options
     from dsl.model.request import Request
 
@@ -25,7 +24,7 @@ REFUSED = {
 """Options that make no sense here, and why."""
 
 
-def start_tuning(command: Command, request: Request, options: Options | argparse.Namespace) -> int:
+def start_tuning(request: Request, options: Options | argparse.Namespace) -> int:
     """Find the best config, and train with it if the user asked for that; see `dsl.autotune.tune.tune`.
 
     Raises:
@@ -38,7 +37,7 @@ def start_tuning(command: Command, request: Request, options: Options | argparse
                 f"{option.names[0]} cannot be used with --autotuning: {REFUSED[option.dest]}, "
                 "leave one of them out"
             )
-    return tune(command, request, UserWords(option_words(options)), trains=options.autotuning == "run")
+    return tune(request, UserWords(option_words(options)), trains=options.autotuning == "run")
 
 
 def option_words(options: Options | argparse.Namespace) -> tuple[tuple[str, str], ...]:

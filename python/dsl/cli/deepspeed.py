@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
     if options.autotuning:
         from dsl.cli.autotuning import start_tuning
 
-        return start_tuning(COMMAND, request, options)
+        return start_tuning(request, options)
     return COMMAND.start(request, show_request(options))
 
 

@@ -114,7 +114,6 @@ def a_setup(*more: tuple[str, str], **fields: Any) -> Setup:
         size=Resources(1, 1, 4, None),
         hosts=(Host("localhost", (1, 3, 5, 7)),),
         is_uniform=True,
-        is_local=True,
         has_lanes=False,
         environ={"HOME": "/root"},
     )
@@ -163,7 +162,7 @@ def test_each_experiment_has_words_slots_and_a_port_of_its_own(folders: Folders)
         ["--launcher=ssh", "--grace=3", "--hostfile=hosts", f"--include=localhost:{slot}"]
         for slot in (1, 3, 5, 7)
     ]
-    assert len({words[4] for words in first}) == 4
+    assert {words[4] for words in first} == {"--master_port=0"}
     assert all(order.words[-4:-1] == ("--note", "a b", "--deepspeed_config") for order in runners.orders)
     assert [config_of(order)["n"] for order in runners.orders] == list(range(6))
     assert ARGS == ("--note", "a b", "--deepspeed_config", "c.json")
@@ -173,7 +172,7 @@ def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Fol
     runners = FakeRunners()
     hosts = (Host("a", (0, 2)), Host("b", (4, 6)), Host("c", (1,)))
     size = Resources(2, 1, 2, None)
-    setup = a_setup(("master_addr", "--master_addr=10.0.0.1"), hosts=hosts, size=size, is_local=False)
+    setup = a_setup(("master_addr", "--master_addr=10.0.0.1"), hosts=hosts, size=size)
     tuned(folders, setup, runners, 2)
     where = [
         [word for word in options(order) if "include" in word or "master" in word] for order in runners.orders
