@@ -101,12 +101,10 @@ def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, 
 
 
 def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:
-    said = f"{ending.stdout}\n{ending.stderr}".lower()
-    evidence = NO_EVIDENCE
-    if ending.judgement is not None and ending.judgement.causes:
-        evidence = ending.judgement.causes[0].evidence
+    said, judgement = f"{ending.stdout}\n{ending.stderr}".lower(), ending.judgement
+    lines = verdict(judgement) if judgement is not None else []
+    evidence = judgement.causes[0].evidence if judgement is not None and judgement.causes else NO_EVIDENCE
     has_run_out = evidence.is_out_of_memory or any(words in said for words in OUT_OF_MEMORY)
-    lines = verdict(ending.judgement) if ending.judgement is not None else []
     written = [line.strip() for line in ending.stderr.splitlines() if line.strip()]
     # Without a judgement no worker has run, and the last line of the command says why.
     script = [line for line in written if not (lines and line.startswith("dsl: "))]

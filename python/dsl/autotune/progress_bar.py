@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from io import TextIOBase
 
 from dsl.autotune.plot import can_draw, draw
 from dsl.autotune.safe_folder import SUMMARIES
@@ -199,19 +200,10 @@ class _Left:
         return f"{duration(round(left_s)).partition('.')[0]} left; " if left_s > 0 else ""
 
 
-class _Stderr:
+class _Stderr(TextIOBase):
     """A file through which a library writes like us: a stopped terminal does not hold up the tuning."""
-
-    encoding = "utf-8"
 
     def write(self, text: str) -> int:
         """Write a text, unless stderr is stuck."""
         write(text)
         return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: no text is buffered."""
-
-    def isatty(self) -> bool:
-        """True: a bar exists only on a terminal."""
-        return True

@@ -220,10 +220,8 @@ class Folders:
             return None
         if outcome != "ok" and known.get("failures") != self._failures:
             return None
-        try:
-            return Result(**{key: known[key] for key in Result.__match_args__})
-        except KeyError:
-            return None
+        is_whole = all(key in known for key in Result.__match_args__) and isinstance(known["metrics"], dict)
+        return Result(**{key: known[key] for key in Result.__match_args__}) if is_whole else None
 
     def text(self, experiment: Experiment) -> str | None:
         """The text that an experiment has written; None: nothing."""
