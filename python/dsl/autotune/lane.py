@@ -92,21 +92,28 @@ class OrderChannel:
         os.close(self._answers_fd)
 
 
-class Jobs:
-    """The plans of the experiments, one attempt each."""
+class Lane(Crew):
+    """Plans the experiments, one attempt each, reports them, and decides what the agent does next."""
 
     max_restarts = 0
 
-    def __init__(self, facts: Facts, order: Order, read: Reader) -> None:
+    def __init__(self, facts: Facts, orders: OrderChannel, order: Order, read: Reader) -> None:
+        super().__init__([self], [orders], self.decide, routine=True)  # to get `ForkServerReady`
         self._facts = facts
+        self._orders = orders
+        self._order = order
+        """The current experiment, or the next one."""
         self._read = read
         self._planner: Planner | None = None
-        self.order = order
-        """The current experiment, or the next one."""
+        self._narrator: Narrator | None = None
+        self._imports = True
+        """Whether the fork servers of the first experiment may still be importing."""
+        self._is_last = False
+        """Whether no other experiment will follow."""
 
     def plan(self, _attempt: int) -> NodePlan:
         """Plan the next experiment. Raises DslError."""
-        order = self.order
+        order = self._order
         _show_in(order.stderr)
         speak.end_path = order.end
         self.finish(succeeded=False)
@@ -120,7 +127,9 @@ class Jobs:
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the directories that the plan needs. Raises DslError."""
         assert self._planner is not None
-        return self._planner.prepare(plan)
+        plan = self._planner.prepare(plan)
+        self._narrator = Narrator(plan)
+        return plan
 
     def membership(self) -> Membership:
         """The node itself: no node joins or leaves."""
@@ -132,20 +141,6 @@ class Jobs:
             self._planner.finish(succeeded=succeeded)
             self._planner = None
 
-
-class Lane(Crew):
-    """The crew of a lane: it reports the experiments, and decides what the agent does next."""
-
-    def __init__(self, jobs: Jobs, orders: OrderChannel, plan: NodePlan) -> None:
-        super().__init__([self], [orders], self.decide, routine=True)  # to get `ForkServerReady`
-        self._jobs = jobs
-        self._orders = orders
-        self._narrator = Narrator(plan)
-        self._imports = True
-        """Whether the fork servers of the first experiment may still be importing."""
-        self._is_last = False
-        """Whether no other experiment will follow."""
-
     def stay(self) -> None:
         """Leave the orders and the files of experiments to the agent."""
         self._orders.leave()
@@ -153,8 +148,8 @@ class Lane(Crew):
 
     def hear(self, event: object) -> None:
         """Report the events of an experiment in the experiment's own file."""
+        assert self._narrator is not None
         if isinstance(event, AttemptStarted):
-            self._narrator = Narrator(event.plan)
             for notice in event.plan.notices:
                 self._narrator.note(notice)
             self._imports = self._imports and bool(event.plan.fork_servers)
@@ -178,7 +173,7 @@ class Lane(Crew):
         if isinstance(event, NoMoreOrders):
             return Decision("end") if history.awaits else Decision("stop", grace_s=0.0)
         if isinstance(event, Order):
-            self._jobs.order = event
+            self._order = event
             return Decision("restart", counted=False)
         if history.awaits:
             return Decision("end") if self._is_last else Decision("go_on")
@@ -222,9 +217,9 @@ def main(read: Reader) -> int:
     order = orders.first()
     if not isinstance(order, Order):
         return 0
-    jobs = Jobs(this_machine(), order, read)
+    lane = Lane(this_machine(), orders, order, read)
     try:
-        return Session(jobs, lambda plan: Lane(jobs, orders, plan)).run_guarded()
+        return Session(lane, lambda _: lane).run_guarded()
     except DslError as error:
         speak.say("dsl", f"error: {error}")
         return error.exit_code

@@ -168,15 +168,12 @@ class Tuner:
         logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
         options = (*setup.trial_words, *logs, *self._where(place))
         words = dsl_words(options, setup.script, args)
-        description = {
+        exp = {
             "name": experiment.name,
             "ds_config": config,
             "num_gpus": setup.size.slots_per_node,
             "num_nodes": setup.size.nodes,
             "hostfile": "".join(setup.user.only("hostfile")).partition("=")[2],
-        }
-        exp = {
-            **description,
             "result_dir": folder,
             "launcher_args": list(options),
             "ds_config_path": config_path,
@@ -186,7 +183,7 @@ class Tuner:
             "repeat": experiment.repeat,
             "fingerprint": self._fingerprint(experiment),
         }
-        folders.begin(experiment, description, exp, join(("dsl", *words)))
+        folders.begin(experiment, exp, join(("dsl", *words)))
         order = Order(
             name=experiment.name,
             words=words,

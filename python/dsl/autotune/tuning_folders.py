@@ -43,6 +43,9 @@ OPTIMAL_COMMAND = "cmd_optimal.txt"
 TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, *SUMMARIES)
 """Files beside the folders of the experiments when a tuning has ended."""
 
+DESCRIBED = ("name", "ds_config", "num_gpus", "num_nodes", "hostfile")
+"""What the description of an experiment says, as in DeepSpeed."""
+
 PATH_KEYS = {"run": "metric_path", "profile": "model_info_path"}
 """Keys of the section that name the file that each kind of experiment has to write."""
 
@@ -154,19 +157,13 @@ class Folders:
         stem, ending = os.path.splitext(_kept_name(experiment))
         return f"{self.folder(experiment)}/{stem}-{self._token}{ending}"
 
-    def begin(
-        self,
-        experiment: Experiment,
-        description: Mapping[str, object],
-        exp: Mapping[str, object],
-        command: str,
-    ) -> None:
+    def begin(self, experiment: Experiment, exp: Mapping[str, object], command: str) -> None:
         """Write down an experiment before it runs.
 
         The files of an earlier run with the same content are removed; with other content, they are put aside.
 
-        ``description`` goes to the folder of descriptions, ``exp`` is the same with everything known about
-        the run, and ``command`` is a line for a shell.
+        ``exp`` is what is known about the run; a part of it goes to the folder of descriptions.
+        ``command`` is a line for a shell.
 
         Raises:
             AutotuningError: the files cannot be written, or files that are not ours have their names.
@@ -182,9 +179,9 @@ class Folders:
         self.results.make(new)
         self._begun[name] = as_json(exp)
         self.results.write(f"{new}/{DESCRIPTION}", self._begun[name])
-        self.results.write(f"{new}/{CONFIG}", as_json(description["ds_config"]))
+        self.results.write(f"{new}/{CONFIG}", as_json(exp["ds_config"]))
         self.results.write(f"{new}/cmd.txt", command + "\n")
-        self._exps.write(f"{name}.json", as_json(description))
+        self._exps.write(f"{name}.json", as_json({key: exp[key] for key in DESCRIBED if key in exp}))
         if is_known:
             self._clear(name)
         self.results.rename(new, name)

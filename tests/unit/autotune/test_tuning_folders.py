@@ -30,8 +30,8 @@ def experiment(name: str = "z0_gas1_tmbspg1") -> Experiment:
 
 def begin(folders: Folders, one: Experiment, fingerprint: str = "f") -> None:
     config = {**one.config, "autotuning": {"metric_path": folders.written(one)}}
-    description = {"name": one.name, "ds_config": config}
-    folders.begin(one, description, {**description, "fingerprint": fingerprint}, "dsl train.py 'a b'")
+    exp = {"name": one.name, "ds_config": config, "fingerprint": fingerprint}
+    folders.begin(one, exp, "dsl train.py 'a b'")
 
 
 @pytest.fixture
