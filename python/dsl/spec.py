@@ -1,4 +1,4 @@
-"""`dsl.model.node.NodePlan` -> `dsl._core.LaunchSpec`: the only place that makes specs for the engine."""
+"""`dsl.model.node.NodePlan` -> `dsl._core.LaunchSpec`: the only place that makes specs of a job's workers."""
 
 from __future__ import annotations
 

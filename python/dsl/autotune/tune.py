@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.autotune.experiment import Experiment, Summary
-    from dsl.autotune.tuner import Search
+    from dsl.autotune.results import Steps
     from dsl.facts import Facts
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
@@ -213,7 +213,7 @@ def device_memory(hosts: ActiveHosts, count: int, given: int | None, facts: Fact
     return min([size for size in sizes if size is not None], default=None)
 
 
-def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Search, Sequence[Experiment]]:
+def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Steps[Summary], Sequence[Experiment]]:
     """A search and its first experiments. Raises AutotuningError if there are none."""
     steps = search(setup.section, config, setup.size)
     try:
@@ -237,7 +237,7 @@ def keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) ->
 
 
 def run_search(
-    steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
+    steps: Steps[Summary], batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
 ) -> tuple[Summary, list[int]]:
     """The result of the search, and the signals that have ended it."""
     runners = Runners()

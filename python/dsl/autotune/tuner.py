@@ -18,16 +18,14 @@ from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Mapping, Sequence
 
     from dsl.autotune.experiment import Experiment, Summary
     from dsl.autotune.progress_bar import Progress
+    from dsl.autotune.results import Steps
     from dsl.autotune.setup import Setup, SlotGroup
     from dsl.autotune.trials import Done, Runners
     from dsl.autotune.tuning_folders import Folders
-
-    Search: TypeAlias = Generator[tuple[Experiment, ...], Mapping[str, Result], Summary]
 
 
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
@@ -51,7 +49,7 @@ class Tuner:
         self.signals: list[int] = []
         """Signals that asked for the end, in order."""
 
-    def run(self, search: Search, batch: Sequence[Experiment]) -> Summary:
+    def run(self, search: Steps[Summary], batch: Sequence[Experiment]) -> Summary:
         """Run what a search wants until it ends. A signal ends it early, with a summary of what is known.
 
         ``batch``: the first experiments that the search wants.
