@@ -6,6 +6,9 @@ arguments, unless ``--use-env`` is given.
 
 from __future__ import annotations
 
+import os
+import sys
+
 from dsl.run import command, run
 
 TYPE_CHECKING = False
@@ -19,12 +22,11 @@ _WAYS = {"program": "python -m dsl.launch", "local_rank_arg": "dash"}
 
 def main(args: Sequence[str] | None = None) -> None:
     """Parse a command line (default: that of this process) and run it here, like `dsl.run.main`."""
-    from dsl.cli import in_process
+    from dsl.cli.options_torch import command_line
+    from dsl.cli.torchrun import parse_args
 
-    run(in_process.parse_args(args, **_WAYS))
+    run(parse_args(sys.argv[1:] if args is None else args, os.environ, command_line(**_WAYS)))
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.exit(command(**_WAYS))

@@ -6,6 +6,9 @@ afterwards.
 
 from __future__ import annotations
 
+import os
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -16,16 +19,16 @@ __all__ = ["command", "get_args_parser", "main", "parse_args", "run"]
 
 def get_args_parser() -> argparse.ArgumentParser:
     """The parser of ``dslrun``; ``PET_NAME`` in the environment is the default of ``--name``."""
-    from dsl.cli import in_process
+    from dsl.cli.torchrun import make_parser
 
-    return in_process.get_args_parser()
+    return make_parser(os.environ)
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line of ``dslrun`` (None: that of this process). Exits with 2 for bad usage."""
-    from dsl.cli import in_process
+    from dsl.cli import torchrun
 
-    return in_process.parse_args(args)
+    return torchrun.parse_args(sys.argv[1:] if args is None else args)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -68,6 +71,4 @@ def command(*, program: str = "dslrun", local_rank_arg: str = "none") -> int:
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.exit(command())

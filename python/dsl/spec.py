@@ -33,6 +33,7 @@ def launch_spec(
     """
     from dsl._core import LaunchSpec, WorkerSpec
 
+    servers: dict[int | None, int] = dict(enumerate(fork_servers))
     workers = [
         WorkerSpec(
             worker.argv,
@@ -45,7 +46,7 @@ def launch_spec(
             foreground=(worker.stdin and stdin_is_terminal) or _has_terminal(worker),
             prefix=worker.prefix,
             keep_fds=worker.keep_fds,
-            fork_server=_fork_server(worker, fork_servers),
+            fork_server=servers.get(worker.fork_server),
             fork_entry=worker.fork_entry,
         )
         for worker in plan.workers
@@ -65,10 +66,6 @@ def launch_spec(
         tells_signals=plan.tells_signals,
         import_throttle=plan.import_throttle,
     )
-
-
-def _fork_server(worker: WorkerPlan, fork_servers: Sequence[int]) -> int | None:
-    return None if worker.fork_server is None or not fork_servers else fork_servers[worker.fork_server]
 
 
 def _stdin(worker: WorkerPlan) -> Stdio:

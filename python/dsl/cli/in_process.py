@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 
 from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request, with_strictness
 from dsl.cli.options import BadValueError
-from dsl.cli.options_torch import COMMAND_LINE, command_line
-from dsl.cli.parser import Parser
+from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.reader import Options
 from dsl.cli.show import show_plan
 from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
-from dsl.plan.meeting_point import is_dynamic
+from dsl.plan.meeting_point import meeting_kind
 from dsl.report.narrator import CONSOLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from typing import Any
 
@@ -33,19 +31,6 @@ if TYPE_CHECKING:
 
 ALIASES = {"shutdown_timeout": "grace"}
 """Names of values in torch's namespace, and their names in ours."""
-
-
-def get_args_parser(program: str = torchrun.COMMAND.name, local_rank_arg: str = "none") -> Parser:
-    """The parser of the command line; ``PET_NAME`` in the environment is the default of ``--name``."""
-    return Parser(command_line(program, local_rank_arg), os.environ)
-
-
-def parse_args(
-    args: Sequence[str] | None, program: str = torchrun.COMMAND.name, local_rank_arg: str = "none"
-) -> argparse.Namespace:
-    """Parse a command line (None: that of this process). Exits with 2 for bad usage."""
-    words = sys.argv[1:] if args is None else args
-    return get_args_parser(program, local_rank_arg).parse_script_args(words)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -97,7 +82,7 @@ def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> No
     if (
         request.flavour == "torch"
         and (shown.dry_run or shown.dry_run_json)
-        and is_dynamic(request.meeting, nodes)
+        and meeting_kind(request.meeting, nodes) == "dynamic"
     ):
         raise UnsupportedError("dry_run of nodes that find each other: use the command dslrun")
     if facts.console.stdin_is_terminal and not request.output.stdin:
@@ -128,30 +113,27 @@ def _options(args: argparse.Namespace) -> Options:
         raise OptionError(
             f"{COMMAND_LINE.script} {script!r}: expected the path of a script, or a module's name"
         )
-    values = vars(get_args_parser().parse_args(["script"]))
+    values: dict[str, Any] = {COMMAND_LINE.script: os.fspath(script)}
+    values[COMMAND_LINE.rest] = [str(word) for word in given.get(COMMAND_LINE.rest, ())]
     for option in COMMAND_LINE.options:
         # Our option has a text value. A bool is another program's: accelerate has a flag --debug of its own.
         is_theirs = option.bare is not None and isinstance(given.get(option.dest), bool)
         if option.dest in given and not is_theirs:
             values[option.dest] = _value(option, given[option.dest])
-    values[COMMAND_LINE.script] = os.fspath(script)
-    values[COMMAND_LINE.rest] = [str(word) for word in given.get(COMMAND_LINE.rest, ())]
-    return Options(values)
+    try:
+        values = COMMAND_LINE.complete(values, os.environ)
+    except BadValueError as error:
+        raise OptionError(str(error)) from None
+    return Options({**values, "log_level_given": False})  # a namespace does not tell
 
 
 def _value(option: Option, value: Any) -> Any:
     if option.is_flag:
         return bool(value)
     try:
-        value = option.read(_words(value) if isinstance(value, (list, tuple)) else str(value))
+        return option.value_of(_words(value) if isinstance(value, (list, tuple)) else str(value))
     except BadValueError as error:
         raise OptionError(f"{option.dest}: {error}") from None
-    except ValueError:
-        kind = getattr(option.read, "__name__", "")
-        raise OptionError(f"{option.dest} {value!r}: expected a value that {kind} reads") from None
-    if option.choices is not None and value not in option.choices:
-        raise OptionError(f"{option.dest} {value!r}: expected one of {', '.join(option.choices)}")
-    return value
 
 
 def _words(words: Sequence[object]) -> str:

@@ -61,7 +61,7 @@ class Option:
     default: Any
     """The value if the option is not given."""
     read: Callable[[str], Any]
-    """Makes a value of a word. Raises ValueError or `BadValueError`."""
+    """Makes a value of a word. Raises `BadValueError`."""
     choices: tuple[str, ...] | None
     """The allowed values; None: any."""
     own_names: tuple[str, ...]
@@ -74,6 +74,13 @@ class Option:
     """The value if the user writes none; a written value must then follow ``=``. None: it needs a value."""
     is_text: bool = False
     """The value is free text, which may begin with a dash."""
+
+    def value_of(self, text: str) -> Any:
+        """The value of a word that stands outside a command line. Raises `BadValueError`."""
+        value = self.read(text)
+        if self.choices is not None and value not in self.choices:
+            raise BadValueError(f"invalid choice: {quote(text)}, expected one of {', '.join(self.choices)}")
+        return value
 
 
 @record
@@ -102,6 +109,33 @@ class CommandLine:
         """All options, in the order of the help."""
         return tuple([one for group in self.groups.values() for one in group])
 
+    def variables_of(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables that are set and hold defaults, by the names of the values."""
+        found = {dest: name for name, dest in self.variables if name in environ}
+        if self.prefix and any(name.startswith(self.prefix) for name in environ):
+            for option in self.options:
+                for name in option.names:
+                    variable = self.prefix + name[2:].replace("-", "_").upper()
+                    if name[:2] == "--" and variable in environ:
+                        found[option.dest] = variable
+        return found
+
+    def complete(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+        """All values: the given ones, those of the environment, and defaults. Raises `BadValueError`."""
+        variables = self.variables_of(environ)
+        values = dict(given)
+        for option in self.options:
+            dest = option.dest
+            if dest not in given and dest in variables:
+                try:
+                    values[dest] = option.value_of(environ[variables[dest]])
+                except BadValueError as error:
+                    raise BadValueError(f"{variables[dest]}: {error}") from None
+            if option.given:
+                values[option.given] = dest in values
+            values.setdefault(dest, option.default)
+        return values
+
     @property
     def slips(self) -> tuple[str, ...]:
         """Long spellings of the options that are most likely a mistake after the script."""
@@ -123,10 +157,18 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+def switch(text: str) -> bool:
+    """The value of a flag in the environment: a number, where 0 stands for a flag that is not given."""
+    number = parse_integer(text)
+    if number is None:
+        raise BadValueError(f"invalid value: {quote(text)}, expected 0 or 1")
+    return bool(number)
+
+
 def flag(origin: Origin, names: str, text: str, *, is_slip: bool = False) -> Option:
     """An option without a value. ``names``: spellings, between blanks. ``text``: its line of the help."""
     words = _spellings(names)
-    return Option(origin, words, _dest(words), "", text, True, False, bool, None, (), "", is_slip)
+    return Option(origin, words, _dest(words), "", text, True, False, switch, None, (), "", is_slip)
 
 
 def value(
@@ -165,10 +207,7 @@ def _spellings(names: str) -> tuple[str, ...]:
 
 
 def _dest(names: tuple[str, ...]) -> str:
-    for name in names:
-        if name[:2] == "--":
-            return name[2:].replace("-", "_")
-    raise ValueError(f"{names}: an option has a long name")
+    return next(name[2:].replace("-", "_") for name in names if name[:2] == "--")
 
 
 def integer(text: str) -> int:
@@ -206,19 +245,18 @@ def byte_size(text: str) -> int:
     return size
 
 
-def stream_map(text: str) -> str:
-    """A map of streams. An empty one is refused as a mistake, like in torchrun."""
-    if not text:
-        raise BadValueError("expected 0, 1, 2 or 3, or a list such as 0:1,12:3, but it is empty")
-    return text
+def filled(expected: str) -> Callable[[str], str]:
+    """A reader of text. Empty text is refused as a mistake, like in torchrun; ``expected``: what to write."""
+
+    def read(text: str) -> str:
+        if not text:
+            raise BadValueError(f"expected {expected}, but it is empty")
+        return text
+
+    return read
 
 
-def rank_list(text: str) -> str:
-    """A list of ranks. An empty one is refused as a mistake. The plan checks whether these ranks exist."""
-    if not text:
-        raise BadValueError("expected ranks such as 1 or 0,2-3, or all, but it is empty")
-    return text
-
+_STREAMS = filled("0, 1, 2 or 3, or a list such as 0:1,12:3")
 
 COMMON = {
     "ending": (
@@ -266,9 +304,9 @@ COMMON = {
         ),
         value(
             TORCHRUN, "-r --redirects", "MAP",
-            "streams that go to files only: 0-3, or 0:1,2:3", read=stream_map,
+            "streams that go to files only: 0-3, or 0:1,2:3", read=_STREAMS,
         ),
-        value(TORCHRUN, "-t --tee", "MAP", "streams that go to files and to the console", read=stream_map),
+        value(TORCHRUN, "-t --tee", "MAP", "streams that go to files and to the console", read=_STREAMS),
         value(
             TORCHRUN, "--local-ranks-filter", "RANKS", "local ranks that the console shows, such as 0,2", ""
         ),
@@ -318,7 +356,7 @@ COMMON = {
         value(
             OURS, "--debug", "RANKS",
             "run these workers under debugpy, such as --debug=1 or --debug=0,2-3; without a value all",
-            read=rank_list, bare="all",
+            read=filled("ranks such as 1 or 0,2-3, or all"), bare="all",
         ),
         value(
             OURS, "--debug-port", "PORT",

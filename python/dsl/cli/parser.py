@@ -7,9 +7,8 @@ import os
 import sys
 
 from dsl import __version__
-from dsl._record import record
-from dsl.cli.options import BadValueError, dashed, integer, is_free_text
-from dsl.lists import quote, shorten
+from dsl.cli.options import BadValueError, dashed, is_free_text
+from dsl.lists import shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,26 +77,8 @@ def _terminal_width() -> int:
     return max(columns - 2, 40)
 
 
-class _GivenAction(argparse.Action):
-    """Store the value, and in a second value that the option was given."""
-
-    def __init__(self, *args: Any, given: str, **facts: Any) -> None:
-        super().__init__(*args, **facts)
-        self._given = given
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002  the signature is argparse's
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002  as above
-    ) -> None:
-        setattr(namespace, self.dest, values)
-        self.note(namespace)
-
-    def note(self, namespace: argparse.Namespace) -> None:
-        """Record that the option has a value."""
-        setattr(namespace, self._given, True)
+_UNSAID = object()
+"""Stands for the value of an option that the command line does not have."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -124,8 +105,6 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(title)
             for option in options:
                 group.add_argument(*option.names, **_facts(option))
-                if option.given:
-                    self.set_defaults(**{option.given: False})
                 whole = option.names if option.origin != line.origin else option.own_names
                 self._whole.update([name for name in whole if name.startswith("--")])
         self.add_argument(
@@ -145,9 +124,11 @@ class Parser(argparse.ArgumentParser):
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
         )
         action.required = False
+        self._line, self._environ = line, environ or {}
         self._inherited: dict[str, str] = {}
         """Values of the last command line that are from the environment, each with its variable."""
-        self._inherit(line, environ or {})
+        for dest, variable in line.variables_of(self._environ).items():
+            self.set_defaults(**{dest: f"{self._environ[variable]}, from {variable}"})  # for the help
 
     def format_brief(self) -> str:
         """Help for one screen."""
@@ -168,36 +149,22 @@ class Parser(argparse.ArgumentParser):
         """The option with that spelling."""
         return self._option_string_actions[name]
 
-    def actions(self) -> list[argparse.Action]:
-        """All options but those that end the command, ``--help`` and ``--version``."""
-        ending = ("help", "version")
-        return [action for action in self._actions if action.option_strings and action.dest not in ending]
-
-    def _inherit(self, line: CommandLine, environ: Mapping[str, str]) -> None:
-        """Take defaults from the environment, as far as the variables are set."""
-        found = {dest: name for name, dest in line.variables if name in environ}
-        for action in self.actions() if line.prefix else ():
-            for option in action.option_strings:
-                variable = line.prefix + option.lstrip("-").replace("-", "_").upper()
-                if option.startswith("--") and variable in environ:
-                    found[action.dest] = variable
-        for action in self.actions():
-            if action.dest in found:
-                action.default = _Inherited(found[action.dest], environ[found[action.dest]])
-
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse; values from the environment are read, too. Exits with 2 for bad values."""
-        found, rest = super().parse_known_args(args, namespace)
-        self._inherited = {}
-        for action in self.actions():
-            value = getattr(found, action.dest)
-            if isinstance(value, _Inherited):
-                self._inherited[action.dest] = value.variable
-                setattr(found, action.dest, self._read_inherited(action, value))
-                if isinstance(action, _GivenAction):
-                    action.note(found)
+        found = argparse.Namespace() if namespace is None else namespace
+        for option in self._line.options:
+            if not hasattr(found, option.dest):
+                setattr(found, option.dest, _UNSAID)
+        found, rest = super().parse_known_args(args, found)
+        given = {name: value for name, value in vars(found).items() if value is not _UNSAID}
+        inherited = self._line.variables_of(self._environ)
+        self._inherited = {dest: name for dest, name in inherited.items() if dest not in given}
+        try:
+            vars(found).update(self._line.complete(given, self._environ))
+        except BadValueError as error:
+            self.error(str(error))
         return found, rest
 
     def name_variables(self, argv: Sequence[str], message: str) -> str:
@@ -205,28 +172,11 @@ class Parser(argparse.ArgumentParser):
         self.parse_script_args(argv)
         words = set(message.replace(":", " ").replace(",", " ").split())
         found = []
-        for action in self.actions():
-            named = [name for name in action.option_strings if name in words]
-            if action.dest in self._inherited and named:
-                found.append(f"{named[0]} is from {self._inherited[action.dest]}")
+        for option in self._line.options:
+            named = [name for name in option.names if name in words]
+            if option.dest in self._inherited and named:
+                found.append(f"{named[0]} is from {self._inherited[option.dest]}")
         return f"{message} ({', '.join(found)})" if found else message
-
-    def _read_inherited(self, action: argparse.Action, inherited: _Inherited) -> Any:
-        """The value of an option, checked like one on the command line."""
-        text, shown = inherited.text, f"{inherited.variable}={quote(inherited.text)}"
-        try:
-            if action.nargs == 0:
-                return bool(integer(text))
-            value = action.type(text)  # type: ignore[operator,misc]
-        except BadValueError as error:
-            self.error(
-                f"{shown}: invalid value, expected 0 or 1"
-                if action.nargs == 0
-                else f"{inherited.variable}: {error}"
-            )
-        if action.choices is not None and value not in action.choices:
-            self.error(f"{shown}: invalid choice, expected one of {', '.join(map(str, action.choices))}")
-        return value
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -362,21 +312,8 @@ def _facts(option: Option) -> dict[str, Any]:
     facts: dict[str, Any] = {"help": option.help, "default": option.default}
     if option.is_flag:
         return {**facts, "action": "store_true"}
-    if option.given:
-        facts.update(action=_GivenAction, given=option.given)
     facts.update(type=option.read, metavar=option.metavar or None)
     if option.bare is not None:
         facts.update(nargs="?", const=option.bare)
     facts["choices"] = None if option.choices is None else list(option.choices)
     return facts
-
-
-@record
-class _Inherited:
-    """The value of an option from the environment; it is read only if the command line has none."""
-
-    variable: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.text}, from {self.variable}"

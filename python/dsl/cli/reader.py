@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.cli.options import CommandLine, Option
+    from dsl.cli.options import CommandLine
 
 
 class Options:
@@ -56,50 +56,28 @@ def read_words(
                 # argparse takes a lone "--" for a separator even here.
                 if option is None or option.is_flag or not equals or name[:2] != "--" or text == "--":
                     return None
-                _give(given, option, text)
+                given[option.dest] = option.value_of(text)
             elif option is None:
                 given[line.script] = word
                 break
             elif option.is_flag:
                 given[option.dest] = True
             elif option.bare is not None:
-                _give(given, option, option.bare)
+                given[option.dest] = option.value_of(option.bare)
             else:
                 text = next(words, "--")
                 if not _is_value(text) and not (option.is_text and is_free_text(text, by_name)):
                     return None
-                _give(given, option, text)
+                given[option.dest] = option.value_of(text)
         else:
             return None  # there is no script
-        return Options(_complete(given, list(words), line, environ))
-    except (BadValueError, ValueError, TypeError):
+        rest = list(words)
+        given[line.rest] = rest[1:] if rest[:1] == ["--"] else rest
+        return Options(line.complete(given, environ))
+    except BadValueError:
         return None
 
 
 def _is_value(word: str) -> bool:
     """Whether argparse surely reads the word as a value or a script."""
     return word[:1] != "-" or (word[1:].isascii() and word[1:].isdecimal())
-
-
-def _give(given: dict[str, Any], option: Option, text: str) -> None:
-    value = option.read(text)
-    if option.choices is not None and value not in option.choices:
-        raise BadValueError(text)
-    given[option.dest] = value
-    if option.given:
-        given[option.given] = True
-
-
-def _complete(
-    given: dict[str, Any], rest: list[str], line: CommandLine, environ: Mapping[str, str]
-) -> dict[str, Any]:
-    values: dict[str, Any] = {line.rest: rest[1:] if rest[:1] == ["--"] else rest}
-    inherited = {dest: environ[name] for name, dest in line.variables if name in environ}
-    for option in line.options:
-        dest = option.dest
-        if dest in inherited and dest not in given:
-            _give(given, option, inherited[dest])
-        values[dest] = option.default
-        if option.given:
-            values[option.given] = False
-    return {**values, **given}

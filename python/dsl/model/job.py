@@ -133,7 +133,10 @@ class MeetingPoint:
 
 @record
 class Job:
-    """Everything that one command line starts, over all nodes and attempts."""
+    """Everything that one command line starts, over all nodes and attempts.
+
+    A field without a line of documentation has the meaning of the field of `dsl.model.request.Request`.
+    """
 
     flavour: Flavour
     """The family of launchers whose environment and arguments the workers expect."""
@@ -144,7 +147,6 @@ class Job:
     run_id: str = ""
     """Name of the job, different from that of other jobs."""
     role: str = "default"
-    """What the workers are called."""
     hosts: tuple[Host, ...] = ()
     """The nodes, if they are named; a node without a name counts its workers itself."""
     node_count: Count = 1
@@ -156,25 +158,15 @@ class Job:
     visible_devices: str | None = None
     """What the visible-devices variable holds instead of slots: names of devices, or nothing at all."""
     env: Pairs = ()
-    """Variables added to the environment that each node's workers inherit."""
     max_restarts: int = 0
-    """How often a group that failed is started again."""
     signals: SignalRequest = SignalRequest()
-    """What signals mean, and the grace."""
     output: OutputRequest = OutputRequest()
-    """Wishes about the workers' output."""
     placement: PlacementRequest = PlacementRequest()
-    """Wishes about devices, CPUs and memory."""
     start: StartRequest = StartRequest()
-    """Wishes about how workers are started."""
     debug: DebugRequest = DebugRequest()
-    """Which workers run under debugpy."""
     log_level: Level = "info"
-    """Which messages are shown."""
     save_pid: bool = False
-    """Each agent keeps its pid in a file while the job runs."""
     is_strict: bool = False
-    """Fallbacks are errors, see `refuse_fallbacks`."""
 
 
 @record

@@ -136,7 +136,7 @@ class Absence:
     why: Shown
     """A clause with its subject: ``it has closed the connection``."""
     is_lost: bool = True
-    """It is gone; otherwise it refused its part, and ``why`` says what stands in the way."""
+    """True: the member is gone. False: it refused its part, for the reason in ``why``."""
     first_rank: Count = 0
     """Rank of its first worker."""
     rank_count: Count = 0

@@ -303,10 +303,3 @@ class Outcome:
     def cause(self) -> Exit | None:
         """The failure that ended the job."""
         return self.last.cause
-
-    @property
-    def victims(self) -> tuple[Label, ...]:
-        """Labels of the workers that were stopped because of the cause."""
-        workers = self.last.plan.workers
-        stopped = [exit_ for exit_ in self.last.exits if exit_.caused_by_stop and exit_ is not self.cause]
-        return tuple([workers[exit_.worker].label for exit_ in stopped])

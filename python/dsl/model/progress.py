@@ -67,9 +67,9 @@ def after_failure(
     """
     if restarts_left <= 0:
         return Next("spent")
-    if gives_up and _in_a_row(tried, patience.within_s, alike=True) >= MOST_FRUITLESS:
+    if gives_up and _count(_in_a_row(tried, patience.within_s, alike=True)) >= MOST_FRUITLESS:
         return Next("futile")
-    extra = _in_a_row(tried, patience.within_s) - patience.at_once
+    extra = _count(_in_a_row(tried, patience.within_s)) - patience.at_once
     if extra <= 0:
         return Next("restart")
     return Next("restart", min(patience.first_s * 2.0 ** min(extra - 1, 64), patience.longest_s))
@@ -94,27 +94,28 @@ def crash_loop(tried: Sequence[Tried]) -> str:
 
     Empty if there is no such pattern.
     """
-    count = _in_a_row(tried, CRASH_LOOP_S, alike=True)
+    alike = _in_a_row(tried, CRASH_LOOP_S, alike=True)
+    count = _count(alike)
     if count < 2:
         return ""
-    longest_s, left = 0.0, count
-    for one in reversed(tried):
-        if left <= 0:
-            break
-        longest_s, left = max(longest_s, one.duration_s), left - one.count
+    longest_s = max(one.duration_s for one in alike)
     return (
         f"crash loop: {count} attempts in a row failed the same way within {longest_s:.2g} s of their start"
     )
 
 
-def _in_a_row(tried: Sequence[Tried], within_s: float, *, alike: bool = False) -> int:
-    """How many attempts in a row, up to the last, failed before that time; ``alike``: as the last one did."""
-    count = 0
+def _in_a_row(tried: Sequence[Tried], within_s: float, *, alike: bool = False) -> list[Tried]:
+    """The attempts in a row, up to the last, that failed before that time; ``alike``: as the last one did."""
+    found = []
     for one in reversed(tried):
         if not one.cause or one.duration_s >= within_s or (alike and one.cause != tried[-1].cause):
             break
-        count += one.count
-    return count
+        found.append(one)
+    return found
+
+
+def _count(tried: Sequence[Tried]) -> int:
+    return sum(one.count for one in tried)
 
 
 def _pace(duration_s: float) -> int:

@@ -1,7 +1,8 @@
 """What the user asked for, before anything is looked up: one `Request` for every front end.
 
 None means "not said". A value stays as the user wrote it if its grammar needs facts about the job or the
-machine. The front end has already refused values that are wrong by themselves.
+machine. The front end has already refused values that are wrong by themselves. A field without a line of
+documentation is the value of the option with that name, whose help says what it means.
 """
 
 from __future__ import annotations
@@ -69,17 +70,13 @@ class ResourceRequest:
     hostfile: str | None = None
     """Path of the hostfile; None: hosts are not named."""
     include: str = ""
-    """Filter of hosts and slots."""
     exclude: str = ""
-    """The opposite filter."""
     min_nodes: int | None = None
     """Number of nodes, or the least of a range."""
     max_nodes: int | None = None
     """The most of a range; None if the user gave one number."""
     num_gpus: int | None = None
-    """Workers on each host, as slots 0 to N - 1."""
     nproc_per_node: str | None = None
-    """Workers on a node that counts them itself: a number, ``auto``, ``cpu``, ``gpu`` or an accelerator."""
 
 
 @record
@@ -87,13 +84,10 @@ class MeetingRequest:
     """Where the workers meet, and how the nodes find each other."""
 
     master_addr: str | None = None
-    """Address of node 0."""
     master_port: int | None = None
     """Port there; 0: any free one."""
     node_rank: int | None = None
-    """Place of this node, from 0."""
     local_addr: str | None = None
-    """Address of this node."""
     backend: str = "static"
     """Word of ``--rdzv-backend``."""
     endpoint: str = ""
@@ -103,7 +97,6 @@ class MeetingRequest:
     settings: str = ""
     """Settings of the backend, ``KEY=VALUE,...``."""
     standalone: bool = False
-    """One node that meets no other node."""
 
 
 @record
@@ -111,19 +104,12 @@ class RemoteRequest:
     """How other hosts are reached (DeepSpeed's options)."""
 
     launcher: str | None = None
-    """Word of ``--launcher``."""
     launcher_args: str = ""
-    """More words for it."""
     no_ssh: bool = False
-    """Start only this node's workers: the user runs the same command on each host."""
     no_ssh_check: bool = False
-    """Do not check the hosts first."""
     force_multi: bool = False
-    """Treat even one host as remote."""
     ssh_port: int | None = None
-    """Port of the hosts' ssh servers."""
     venv_script: str | None = None
-    """Script to source on each host first."""
     per_node: bool = False
     """Start one agent per node even with launchers that start one task for each rank."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
@@ -151,13 +137,10 @@ class OutputRequest:
     """What the user asked for about the workers' output and input, as it was written; empty: not said."""
 
     log_dir: str | None = None
-    """Directory below which files go."""
     each_rank_log: str | None = None
     """Directory of DeepSpeed's files, one for each rank."""
     redirects: str = ""
-    """Stream map (``3``, ``0:1,2:3``) of what goes to files alone."""
     tee: str = ""
-    """Stream map of what goes to files and to the console."""
     local_ranks: str = ""
     """Comma list of the local ranks that the console shows."""
     stdout_words: str = ""
@@ -169,15 +152,12 @@ class OutputRequest:
     template: str = ""
     """Prefix template with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``."""
     collapse: bool = False
-    """Show equal lines of several workers once."""
     partial_after_s: Seconds | None = DEFAULT_PARTIAL_S
     """Seconds without output after which an unfinished line is shown, if not on a terminal; None: never."""
     stdin: str = ""
-    """Rank of the worker that reads stdin, or ``none``."""
     max_bytes: int | None = None
     """Cap of each log file, in bytes."""
     logs_specs: str | None = None
-    """Name of a plug-in that says where output goes."""
 
 
 @record
@@ -193,13 +173,10 @@ class PlacementRequest:
     names_devices: bool = False
     """The device of each worker is to be shown."""
     bind_cores_to_rank: bool = False
-    """DeepSpeed's binding: equal runs of cores."""
     core_list: str | None = None
     """The cores of that binding."""
     numa_binding: str | None = None
-    """torchrun's binding: ``node``, ``socket``, ``exclusive`` or ``core-complex``."""
     virtual_local_rank: bool = False
-    """Each worker has local rank 0 and sees one device."""
 
     def rule(self, *, binds_memory: bool) -> BindingRule:
         """Which parts of the bindings are required. Only ``auto`` makes do with what the machine offers.
@@ -223,11 +200,9 @@ class StartRequest:
     source: str = ""
     """File to search for these imports; empty: the script."""
     prewarm: bool = False
-    """Read the interpreter and torch's libraries into the page cache first."""
     server_per: Literal["node", "numa"] = "node"
     """Workers that may share a fork server: all of a ``node``, or those bound to one NUMA node (``numa``)."""
     import_throttle: int | None = None
-    """How many executed workers of a node may import at the same time; None: all."""
 
 
 @record
@@ -249,7 +224,6 @@ class ElasticRequest:
     """Wishes about jobs whose nodes come and go, and the wish for autotuning, which runs many jobs."""
 
     autotuning: str = ""
-    """``tune`` or ``run``: what the command ``dsl`` does before there is a job."""
     training: bool = False
     """Nodes may join and leave."""
     min_nodes: int | None = None
@@ -277,13 +251,10 @@ class Request:
     start: StartRequest = StartRequest()
     debug: DebugRequest = DebugRequest()
     max_restarts: int | None = None
-    """How often a group that failed is started again."""
     role: str = "default"
-    """What the workers are called."""
     log_level: Level = "info"
     """Word of `LEVELS`."""
     save_pid: bool = False
-    """Keep the agent's pid in a file while the job runs."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables added to the environment that each node's workers inherit."""
     is_strict: bool = False

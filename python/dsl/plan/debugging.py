@@ -159,25 +159,23 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
     world_size = sum(len(host.slots) for host in job.hosts)
     _check_ranks(asked, world_size)
     is_tunnelled = asked.address.startswith("127.") or asked.address in ("::1", "localhost")
-    if not is_tunnelled and asked.address not in EVERYWHERE:
-        _check_hosts(job)
+    hosts = [host for host, ranks in _ranks(job) if any(is_debugged(asked, one) for one in ranks)]
+    if len(hosts) > 1 and not is_tunnelled and asked.address not in EVERYWHERE:
+        raise OptionError(
+            f"--debug-address {quote(asked.address)} is of one host, and ranks of {len(hosts)} hosts are "
+            f"to be debugged: give {EVERYWHERE[0]}, or name ranks of one host"
+        )
     found: list[Attach] = []
     tunnels: list[Notice] = []
-    names = [host.name for host in job.hosts]
     # A tunnel to a rank starts at base + rank here. If this machine runs other ranks than the first ones, its
     # own workers may have that port: then all tunnels start beyond the ports of its workers.
-    beyond = 0 if facts.names.is_this_machine(names[0]) else world_size
-    if not any(facts.names.is_this_machine(name) for name in names):
-        beyond = 0
+    is_here = [facts.names.is_this_machine(host.name) for host in job.hosts]
+    beyond = world_size if any(is_here) and not is_here[0] else 0
     ssh_words = _ssh_words(remote, facts.environ)
-    for host, ranks in _ranks(job):
+    for here, (host, ranks) in zip(is_here, _ranks(job), strict=True):
         ports = [(one, debug_port(job, one, local)) for local, one in enumerate(ranks)]
         chosen = [(one, port) for one, port in ports if port is not None]
-        is_here = facts.names.is_this_machine(host.name)
-        if is_here and is_tunnelled:
-            found += [Attach(one, asked.address, port) for one, port in chosen]
-            continue
-        if not is_tunnelled:
+        if here or not is_tunnelled:
             address = host.name if asked.address in EVERYWHERE else asked.address
             found += [Attach(one, address, port) for one, port in chosen]
             continue
@@ -216,16 +214,6 @@ def _ssh_words(remote: Remote, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(map(shell_word, (*words, *port)))
 
 
-def _check_hosts(job: Job) -> None:
-    """Refuse ranks of several hosts with an address that only one host has."""
-    hosts = [host for host, ranks in _ranks(job) if any(is_debugged(job.debug, one) for one in ranks)]
-    if len(hosts) > 1:
-        raise OptionError(
-            f"--debug-address {quote(job.debug.address)} is of one host, and ranks of {len(hosts)} hosts are "
-            f"to be debugged: give {EVERYWHERE[0]}, or name ranks of one host"
-        )
-
-
 def _check_ranks(asked: DebugRequest, world_size: int) -> None:
     if asked.ranks != ALL and max(last for _, last in debug_ranks(asked.ranks)) >= world_size:
         last = world_size - 1
@@ -247,22 +235,31 @@ def _told(found: Sequence[Attach], asked: DebugRequest) -> tuple[Notice, ...]:
     """A line for each run of ranks at one host, and one for each family of editors."""
     if not found:
         return ()
-    verb = "waits" if asked.waits else "listens"
-    verbs = "wait" if asked.waits else "listen"
+    from json import dumps
+
+    verb = "wait" if asked.waits else "listen"
     lines = []
-    for host in dict.fromkeys(one.host for one in found):
-        ranks = [one for one in found if one.host == host]
-        # One line covers neighbouring ranks whose ports are neighbours, too.
-        offsets = dict.fromkeys(one.port - one.rank for one in ranks)
-        for offset in offsets:
-            members = sorted(one.rank for one in ranks if one.port - one.rank == offset)
-            for first, last in find_runs(members):
-                if first == last:
-                    lines.append(f"rank {first} {verb} for a debugger at {_shown(host)}:{first + offset}")
-                else:
-                    ports = f"{first + offset}-{last + offset}"
-                    lines.append(f"ranks {first}-{last} {verbs} for a debugger at {_shown(host)}:{ports}")
-    lines.append(f'VS Code, launch.json: "configurations": {launch_json(found)}')
+    # One line covers neighbouring ranks whose ports are neighbours, too.
+    places: dict[tuple[str, int], list[int]] = {}
+    for one in found:
+        places.setdefault((one.host, one.port - one.rank), []).append(one.rank)
+    for (host, offset), ranks in places.items():
+        for first, last in find_runs(sorted(ranks)):
+            who, ports = f"rank {first} {verb}s", f"{first + offset}"
+            if first != last:
+                who, ports = f"ranks {first}-{last} {verb}", f"{first + offset}-{last + offset}"
+            lines.append(f"{who} for a debugger at {_shown(host)}:{ports}")
+    configurations = [
+        {
+            "name": f"rank {one.rank}",
+            "type": "debugpy",
+            "request": "attach",
+            "connect": {"host": one.host, "port": one.port},
+            "justMyCode": False,
+        }
+        for one in found
+    ]
+    lines.append(f'VS Code, launch.json: "configurations": {dumps(configurations)}')
     one = found[0]
     lines.append(
         "Neovim, nvim-dap: "
@@ -275,21 +272,3 @@ def _told(found: Sequence[Attach], asked: DebugRequest) -> tuple[Notice, ...]:
 
 def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def launch_json(found: Sequence[Attach]) -> str:
-    """The configurations of VS Code, one for each rank, as JSON in one line."""
-    from json import dumps
-
-    return dumps(
-        [
-            {
-                "name": f"rank {one.rank}",
-                "type": "debugpy",
-                "request": "attach",
-                "connect": {"host": one.host, "port": one.port},
-                "justMyCode": False,
-            }
-            for one in found
-        ]
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.model.job import MeetingPoint
 from dsl.model.request import DEFAULT_MASTER_PORT
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dsl.model.job import Job
     from dsl.model.remote import Remote
     from dsl.model.request import Request
+
+    NodeRange = tuple[int, int]
+    """The least and the most nodes."""
 
 DEFAULT_RESTARTS = 100
 """How often failed workers are started again; DeepSpeed's agent has the same default."""
@@ -35,22 +38,7 @@ BACKEND = "c10d"
 SHOWN = 8
 
 
-@record
-class Bounds:
-    """The least and the most hosts of a job."""
-
-    least: int
-    most: int
-
-
-def without_range(request: Request) -> Request:
-    """The request without ``--num_nodes MIN:MAX``. That range drops no host: hosts beyond MAX are spares."""
-    if request.resources.max_nodes is None:
-        return request
-    return replace(request, resources=replace(request.resources, min_nodes=None, max_nodes=None))
-
-
-def node_bounds(request: Request, host_count: int | None) -> Bounds:
+def node_bounds(request: Request, host_count: int | None) -> NodeRange:
     """The least and the most hosts that the user's options allow.
 
     ``host_count``: number of hosts that the head can reach; None: there is no head, and any number may come.
@@ -80,29 +68,29 @@ def node_bounds(request: Request, host_count: int | None) -> Bounds:
             "least that"
         )
     if host_count is None:
-        return Bounds(least, most)
+        return least, most
     if least > host_count:
         raise OptionError(
             f"elastic training on at least {least} nodes: there are {host_count} hosts to run on"
         )
-    return Bounds(least, min(most, host_count))
+    return least, min(most, host_count)
 
 
-def elastic_job(job: Job, request: Request, bounds: Bounds, facts: Facts, *, is_remote: bool) -> Job:
+def elastic_job(job: Job, request: Request, nodes: NodeRange, facts: Facts, *, is_remote: bool) -> Job:
     """Make a job elastic. ``is_remote``: a head reaches the hosts; otherwise the nodes find each other."""
     return replace(
         job,
         flavour=ELASTIC,
         program=replace(job.program, local_rank_option=""),
-        meeting=job.meeting if is_remote else dynamic_meeting(request, bounds),
-        run_id=elastic_run_id(request, facts, is_shared=not is_remote and bounds.most > 1),
-        node_count=job.node_count if is_remote else bounds.most,
+        meeting=job.meeting if is_remote else _meeting(request, nodes),
+        run_id=_run_id(request, facts, is_shared=not is_remote and nodes[1] > 1),
+        node_count=job.node_count if is_remote else nodes[1],
         max_restarts=DEFAULT_RESTARTS if request.max_restarts is None else job.max_restarts,
         role=ROLE,
     )
 
 
-def elastic_remote(remote: Remote, request: Request, job: Job, bounds: Bounds, facts: Facts) -> Remote:
+def elastic_remote(remote: Remote, request: Request, job: Job, nodes: NodeRange, facts: Facts) -> Remote:
     """How the hosts of an elastic job are reached, and how many of them it needs.
 
     Raises:
@@ -113,20 +101,16 @@ def elastic_remote(remote: Remote, request: Request, job: Job, bounds: Bounds, f
         remote,
         per_node=True,
         hostfile="",
-        least_nodes=bounds.least,
-        most_nodes=bounds.most,
+        least_nodes=nodes[0],
+        most_nodes=nodes[1],
         wait_s=DEFAULT_WAIT_S if wait_s is None else wait_s,
-        world_sizes=accepted_sizes(job, bounds, facts),
+        world_sizes=_accepted_sizes(job, nodes, facts),
         gives_up=request.max_restarts is None,
     )
 
 
-def accepted_sizes(job: Job, bounds: Bounds, facts: Facts) -> tuple[int, ...]:
-    """Numbers of workers that the job's own ``elasticity`` section accepts; empty: any.
-
-    Raises:
-        OptionError: no number of hosts that the job may have gives an accepted number of workers.
-    """
+def _accepted_sizes(job: Job, nodes: NodeRange, facts: Facts) -> tuple[int, ...]:
+    """Numbers of workers that the job's own ``elasticity`` section accepts; empty: any."""
     from dsl.elasticity.sizes import job_world_sizes
 
     sizes = [(place, len(host.slots)) for place, host in enumerate(job.hosts)]
@@ -135,22 +119,21 @@ def accepted_sizes(job: Job, bounds: Bounds, facts: Facts) -> tuple[int, ...]:
     accepted = job_world_sizes(environ, job.program.args, facts.files.read_text, total)
     if accepted is None:
         return ()
-    if not accepted or choose_hosts(sizes, bounds.least, bounds.most, accepted) is None:
+    if not accepted or choose_hosts(sizes, *nodes, accepted) is None:
         which = f"it accepts {few(accepted)}" if accepted else f"it accepts none up to {total}"
         raise OptionError(
-            f"no {bounds.least} to {bounds.most} hosts make a number of workers that the elasticity section "
+            f"no {nodes[0]} to {nodes[1]} hosts make a number of workers that the elasticity section "
             f"of the job's configuration accepts: {which}"
         )
     return accepted
 
 
-def dynamic_meeting(request: Request, bounds: Bounds) -> MeetingPoint:
+def _meeting(request: Request, nodes: NodeRange) -> MeetingPoint:
     """Where nodes without a head find each other: a store at the master address."""
-    asked = request.meeting
-    address = asked.master_addr or ""
+    address = request.meeting.master_addr or ""
     if ":" in address and not address.startswith("["):
         address = f"[{address}]"
-    port = DEFAULT_MASTER_PORT if asked.master_port is None else asked.master_port
+    port = DEFAULT_MASTER_PORT if request.meeting.master_port is None else request.meeting.master_port
     wait_s = request.elastic.wait_s
     return MeetingPoint(
         "dynamic",
@@ -159,11 +142,11 @@ def dynamic_meeting(request: Request, bounds: Bounds) -> MeetingPoint:
         backend=BACKEND,
         endpoint=f"{address}:{port}",
         settings=() if wait_s is None else (("join_timeout", f"{wait_s:g}"),),
-        least_nodes=bounds.least,
+        least_nodes=nodes[0],
     )
 
 
-def elastic_run_id(request: Request, facts: Facts, *, is_shared: bool) -> str:
+def _run_id(request: Request, facts: Facts, *, is_shared: bool) -> str:
     """The user's name of the job, or a name that no other job has.
 
     ``is_shared``: several commands make up one job. Each of them must find the same name by itself, so the
@@ -196,19 +179,16 @@ def choose_hosts(
             return tuple(sorted(place for place, _ in ready[:count]))
         sizes = sorted({size for _, size in ready}, reverse=True)
         there = [sum(1 for _, one in ready if one == size) for size in sizes]
-        found = [
-            mix
-            for mix in _mixes(there, count)
-            if sum(size * some for size, some in zip(sizes, mix, strict=True)) in accepted
-        ]
+
+        def workers(mix: Sequence[int], sizes: Sequence[int] = sizes) -> int:
+            return sum(size * some for size, some in zip(sizes, mix, strict=True))
+
+        found = [mix for mix in _mixes(there, count) if workers(mix) in accepted]
         if found:
-            best = max(found, key=lambda mix: sum(size * n for size, n in zip(sizes, mix, strict=True)))
-            left = dict(zip(sizes, best, strict=True))
+            best = max(found, key=workers)
             chosen = []
-            for place, size in ready:
-                if left[size]:
-                    left[size] -= 1
-                    chosen.append(place)
+            for size, some in zip(sizes, best, strict=True):
+                chosen += [place for place, one in ready if one == size][:some]
             return tuple(sorted(chosen))
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import record, replace
 from dsl.devices.slots import find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import FilterError, HostfileError, OptionError
 from dsl.lists import has_odd_colon, quote
@@ -35,6 +35,23 @@ ALLOCATION_VARIABLES = (
 
 
 @record
+class Pool:
+    """The hosts to choose from."""
+
+    slots: Mapping[str, Sequence[int]]
+    source: str
+    """``hostfile``, or the scheduler; empty: this machine alone."""
+    name: str
+    """What messages call this source."""
+    counts_devices: bool = True
+    """A host cannot have more workers than slots."""
+    text: str = ""
+    """Text of the hostfile."""
+    tasks: Mapping[str, int] | None = None
+    """How many of a launcher's tasks each host has room for; None: the source does not say."""
+
+
+@record
 class ActiveHosts:
     """The decisions about the hosts of a job."""
 
@@ -46,14 +63,8 @@ class ActiveHosts:
     """Where rank 0 listens; empty: the head or the nodes find an address later."""
     is_remote: bool = False
     """A head starts an agent on every host, on this machine too; False: this node starts its part itself."""
-    hostfile: str = ""
-    """The hostfile, if all of its hosts and slots take part; empty: only a part does, or there is no file."""
-    has_room: bool = True
-    """A launcher may start a task for each slot. False: the allocation has room for fewer tasks."""
-    source: str = ""
-    """Where the hosts come from: ``hostfile`` or the scheduler (``slurm``); empty: this machine alone."""
-    pythons: tuple[str, ...] = ()
-    """The interpreter of each host, by node rank; empty text, or no entry at all: that of this command."""
+    pool: Pool | None = None
+    """The hosts that they were chosen from."""
     accelerator: str = ""
     """The accelerator of this machine, if its devices are the slots; else empty."""
     visible_devices: str | None = None
@@ -72,13 +83,15 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         UsageError: the hosts cannot be chosen as asked; the subclass tells the kind of error.
     """
     asked, remote = request.resources, request.remote
+    if asked.max_nodes is not None:  # a range drops no host: those beyond the most are spares
+        asked = replace(asked, min_nodes=None, max_nodes=None)
     notices: list[Notice] = []
     pool = _read_pool(request, facts, notices)
     devices = None
     if pool is None:
         devices = find_devices(facts.environ, facts.devices, facts.cpus)
         path = asked.hostfile or DEFAULT_HOSTFILE
-        pool = _Pool({LOCAL_NAME: devices.slots}, "", path, counts_devices=devices.accelerator != "cpu")
+        pool = Pool({LOCAL_NAME: devices.slots}, "", path, counts_devices=devices.accelerator != "cpu")
     is_named = devices is None
     shown = () if devices is None else _shown_devices(asked, devices, notices)
     _check_counts(asked, has_pool=is_named)
@@ -91,7 +104,9 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         active = {name: slots for name, slots in active.items() if slots}
     active = trim(active, asked.min_nodes, asked.num_gpus, checked=pool.counts_devices, source=pool.name)
     if not any(active.values()):
-        raise FilterError(f"nothing is left to start: {_filter_text(asked)} leaves no slot")
+        filters = (("--include", asked.include), ("--exclude", asked.exclude), ("hostfile", asked.hostfile))
+        what = next(f"{name} {text}" for name, text in filters if text or name == "hostfile")
+        raise FilterError(f"nothing is left to start: {what} leaves no slot")
     hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
     if devices is not None and devices.accelerator == "cpu":
         notices += _cpu_notices(asked, devices, facts.environ, len(hosts[0].slots))
@@ -106,34 +121,14 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         node_rank=node_rank,
         address=_master_address(request, hosts, is_named=is_named, is_remote=is_remote, notices=notices),
         is_remote=is_remote,
-        source=pool.source,
-        hostfile=_whole_hostfile(pool, hosts) if is_remote else "",
-        pythons=_pythons(pool, hosts) if is_remote else (),
-        has_room=pool.tasks is None or all(len(one.slots) <= pool.tasks[one.name] for one in hosts),
+        pool=pool,
         accelerator="" if devices is None else devices.accelerator,
         visible_devices=None if devices is None else visible_override(devices, shown),
         notices=tuple(notices),
     )
 
 
-@record
-class _Pool:
-    """The hosts to choose from."""
-
-    slots: Mapping[str, Sequence[int]]
-    source: str
-    """``hostfile``, or the scheduler; empty: this machine alone."""
-    name: str
-    """What messages call this source."""
-    counts_devices: bool = True
-    """A host cannot have more workers than slots."""
-    text: str = ""
-    """Text of the hostfile."""
-    tasks: Mapping[str, int] | None = None
-    """How many of a launcher's tasks each host has room for; None: the source does not say."""
-
-
-def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
+def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> Pool | None:
     """The hosts of the hostfile, else those of a scheduler; None: this machine alone."""
     path = request.resources.hostfile or DEFAULT_HOSTFILE
     text = read_hosts_text(path, facts.files.read_text)
@@ -141,7 +136,7 @@ def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool |
         from dsl.resources.hostfile import parse_hostfile
 
         found = parse_hostfile(text.split("\n"), path)
-        return _Pool({name: range(slots) for name, slots in found.items()}, "hostfile", path, text=text)
+        return Pool({name: range(slots) for name, slots in found.items()}, "hostfile", path, text=text)
     if request.is_strict and path != DEFAULT_HOSTFILE:
         raise HostfileError(
             f"hostfile {path} does not exist, correct --hostfile (--strict makes this an error)"
@@ -152,7 +147,7 @@ def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool |
     return _allocated_pool(request, facts, notices)
 
 
-def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
+def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> Pool | None:
     """The hosts that a scheduler has given to this job; None if they are this machine alone, or not used."""
     asked = request.resources
     if request.remote.no_ssh or LOCAL_NAME in f"{asked.include}@{asked.exclude}":
@@ -168,22 +163,7 @@ def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> _P
     notices.append(Notice("info", text))
     pool = {name: range(count) for name, count in found.hosts}
     tasks = dict(zip(pool, found.tasks, strict=True)) if found.tasks else None
-    return _Pool(pool, found.scheduler, found.name, found.counts_devices, tasks=tasks)
-
-
-def _whole_hostfile(pool: _Pool, hosts: Sequence[Host]) -> str:
-    is_whole = pool.source == "hostfile" and pool.slots == {one.name: range(len(one.slots)) for one in hosts}
-    return pool.name if is_whole else ""
-
-
-def _pythons(pool: _Pool, hosts: Sequence[Host]) -> tuple[str, ...]:
-    if "python=" not in pool.text:
-        return ()
-    from dsl.resources.hostfile import parse_pythons
-
-    found = parse_pythons(pool.text.split("\n"), pool.name)
-    pythons = tuple([found.get(host.name, "") for host in hosts])
-    return pythons if any(pythons) else ()
+    return Pool(pool, found.scheduler, found.name, found.counts_devices, tasks=tasks)
 
 
 def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str, int] | None:
@@ -259,12 +239,6 @@ def _check_counts(asked: ResourceRequest, *, has_pool: bool) -> None:
         raise OptionError(
             f"num nodes is >1 but no extra nodes available via hostfile: {asked.hostfile} does not exist"
         )
-
-
-def _filter_text(asked: ResourceRequest) -> str:
-    if asked.include:
-        return f"--include {asked.include}"
-    return f"--exclude {asked.exclude}" if asked.exclude else f"hostfile {asked.hostfile}"
 
 
 def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, is_named: bool) -> bool:

@@ -24,9 +24,7 @@ LEAST_HEARTBEAT_S = 1
 SHARED = ("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict")
 """Fields that a job takes from its request as they are."""
 
-UNUSED_START = "has no effect without --start-method forkserver"
 UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
-UNUSED_PREEMPT_GRACE = "--preempt-grace has no effect without --preempt-signal"
 
 
 @record
@@ -57,9 +55,7 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
 
 def _wishes(request: Request) -> dict[str, Any]:
     """The fields of a job that come straight from the request. Raises OptionError for a senseless value."""
-    grace_s, restarts = request.signals.grace_s, request.max_restarts or 0
-    if not 0 <= grace_s <= MOST_SECONDS:
-        raise OptionError(f"a grace of {grace_s:g} s: it must be 0 to {MOST_SECONDS} seconds")
+    restarts = request.max_restarts or 0
     if not 0 <= restarts < BEYOND:
         bound = "0 or more" if restarts < 0 else f"at most {BEYOND - 1}"
         raise OptionError(f"--max-restarts {restarts}: it must be {bound}")
@@ -94,13 +90,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     if request.output.each_rank_log is not None:
         _check_each_rank_log(request.output)
     unused = _unused_host_options(request)
-    is_elastic = request.elastic.training
-    if is_elastic:
-        from dsl.plan import elastic
-
-        active = choose_hosts(elastic.without_range(request), facts)
-    else:
-        active = choose_hosts(request, facts)
+    active = choose_hosts(request, facts)
     job = Job(
         meeting=MeetingPoint("static", active.address, request.meeting.master_port),
         hosts=active.hosts,
@@ -109,9 +99,12 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         visible_devices=active.visible_devices,
         **_wishes(request),
     )
+    is_elastic = request.elastic.training
     if is_elastic:
-        bounds = elastic.node_bounds(request, len(active.hosts) if active.is_remote else None)
-        job = elastic.elastic_job(job, request, bounds, facts, is_remote=active.is_remote)
+        from dsl.plan import elastic
+
+        nodes = elastic.node_bounds(request, len(active.hosts) if active.is_remote else None)
+        job = elastic.elastic_job(job, request, nodes, facts, is_remote=active.is_remote)
     notices = (*unused, *active.notices)
     if not active.is_remote:
         return JobPlan(job, active.node_rank, notices)
@@ -128,7 +121,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     env, told = remote_variables(job.env, facts)
     job = replace(job, env=env)
     if is_elastic:
-        remote = elastic.elastic_remote(remote, request, job, bounds, facts)
+        remote = elastic.elastic_remote(remote, request, job, nodes, facts)
     if remote.launcher == "slurm" and remote.ssh_port is not None:
         text = "--ssh_port has no effect with --launcher slurm, which uses no ssh"
         told.append(Notice("warning", text))
@@ -168,13 +161,13 @@ def _check_host_options(request: Request) -> None:
 
 def _check_each_rank_log(asked: OutputRequest) -> None:
     """Refuse ``--enable_each_rank_log`` beside options for single streams: its files join both streams."""
-    others = {
-        "--log-dir": asked.log_dir,
-        "--redirects": asked.redirects,
-        "--duplicate-stdout-filters": asked.stdout_words,
-        "--duplicate-stderr-filters": asked.stderr_words,
-    }
-    for option, value in others.items():
+    others = (
+        ("--log-dir", asked.log_dir),
+        ("--redirects", asked.redirects),
+        ("--duplicate-stdout-filters", asked.stdout_words),
+        ("--duplicate-stderr-filters", asked.stderr_words),
+    )
+    for option, value in others:
         if value:
             raise OptionError(
                 f"--enable_each_rank_log cannot be used with {option}, leave one of them out "
@@ -183,45 +176,52 @@ def _check_each_rank_log(asked: OutputRequest) -> None:
 
 
 def _unused_host_options(request: Request) -> list[Notice]:
-    texts = []
-    if request.meeting.node_rank is not None and not request.remote.no_ssh:
-        texts.append("--node_rank has no effect without --no_ssh")
-    if request.placement.core_list is not None and not request.placement.bind_cores_to_rank:
-        texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
-    texts += _unused_options(request)
-    if not request.elastic.training:
-        given = {
-            "--min_elastic_nodes": request.elastic.min_nodes,
-            "--max_elastic_nodes": request.elastic.max_nodes,
-            "--elastic-wait": request.elastic.wait_s,
-        }
-        texts += [
-            f"{option} has no effect without --elastic_training"
-            for option, value in given.items()
-            if value is not None
-        ]
-    has_files = request.output.each_rank_log is not None or needs_run_dir(request.output)
-    if request.output.max_bytes is not None and not has_files:
-        texts.append("--log-max-size has no effect without log files, such as --log-dir")
-    return [Notice("warning", text) for text in texts]
+    """Warnings for options of `dsl` that have no effect as they are given."""
+    remote, cores, elastic, output = request.remote, request.placement, request.elastic, request.output
+    is_fixed, has_files = not elastic.training, output.each_rank_log is not None or needs_run_dir(output)
+    return [
+        *_idle("--no_ssh", ("--node_rank", request.meeting.node_rank, not remote.no_ssh)),
+        *_idle("--bind_cores_to_rank", ("--bind_core_list", cores.core_list, not cores.bind_cores_to_rank)),
+        *_unused_options(request),
+        *_idle(
+            "--elastic_training",
+            ("--min_elastic_nodes", elastic.min_nodes, is_fixed),
+            ("--max_elastic_nodes", elastic.max_nodes, is_fixed),
+            ("--elastic-wait", elastic.wait_s, is_fixed),
+        ),
+        *_idle("log files, such as --log-dir", ("--log-max-size", output.max_bytes, not has_files)),
+    ]
 
 
-def _unused_options(request: Request) -> list[str]:
-    """Options of both commands that have no effect as they are given."""
-    start, texts = request.start, []
-    if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
-        texts.append(UNUSED_PREEMPT_GRACE)
-    if start.method in ("spawn", "fork"):
-        given = {"--preload": bool(start.preload), "--fork-server-per": start.server_per != "node"}
-        texts += [f"{option} {UNUSED_START}" for option, is_given in given.items() if is_given]
-    if request.debug != DebugRequest(ranks=request.debug.ranks) and not request.debug.ranks:
-        texts.append(UNUSED_DEBUG)
-    return texts
+def _unused_options(request: Request) -> list[Notice]:
+    """Warnings for options of both commands that have no effect as they are given."""
+    start, signals, debug = request.start, request.signals, request.debug
+    is_executed, server_per = start.method in ("spawn", "fork"), start.server_per
+    found = [
+        *_idle("--preempt-signal", ("--preempt-grace", signals.preempt_grace_s, signals.preempt is None)),
+        *_idle(
+            "--start-method forkserver",
+            ("--preload", start.preload or None, is_executed),
+            ("--fork-server-per", None if server_per == "node" else server_per, is_executed),
+        ),
+    ]
+    if debug != DebugRequest(ranks=debug.ranks) and not debug.ranks:
+        found.append(Notice("warning", UNUSED_DEBUG))
+    return found
+
+
+def _idle(needed: str, *options: tuple[str, object, bool]) -> list[Notice]:
+    """Warnings for options, each with its value (None: not given), and whether it lacks what it needs."""
+    return [
+        Notice("warning", f"{name} has no effect without {needed}")
+        for name, value, lacks in options
+        if value is not None and lacks
+    ]
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     """Plan a job by its number of nodes; each node counts its own workers, as torchrun's agent does."""
-    from dsl.plan.meeting_point import check_meeting, meeting_notices, meeting_point, node_count, run_id
+    from dsl.plan.meeting_point import check_meeting, meeting_notices, meeting_point, run_id
 
     asked = request.meeting
     least, most = request.resources.min_nodes, request.resources.max_nodes
@@ -231,12 +231,11 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     job = Job(
         meeting=meeting_point(asked, nodes),
         run_id=run_id(asked, nodes, facts.names.random),
-        node_count=node_count(asked, nodes),
+        node_count=1 if asked.standalone else nodes[1],
         workers="1" if request.resources.nproc_per_node is None else request.resources.nproc_per_node,
         **_wishes(request),
     )
-    notices = meeting_notices(asked, nodes)
-    notices += [Notice("warning", text) for text in _unused_options(request)]
+    notices = [*meeting_notices(asked, nodes), *_unused_options(request)]
     is_placed = job.meeting.kind == "static" and job.node_count > 1
     node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dsl.model.job import MeetingKind
     from dsl.model.request import MeetingRequest
 
     NodeRange = tuple[int, int]
@@ -30,22 +31,14 @@ STORES = (C10D, "etcd", "etcd-v2")
 """torch's backends beside ``static``. Packages register others in the group ``torchrun.handlers``."""
 
 
-def is_alone(asked: MeetingRequest, nodes: NodeRange) -> bool:
-    """Whether the job is one node that meets no other node, at a port of its choice."""
-    nothing_said = asked.backend == STATIC and not asked.endpoint and asked.master_port is None
-    return asked.standalone or (nothing_said and nodes[1] == 1)
-
-
-def is_dynamic(asked: MeetingRequest, nodes: NodeRange) -> bool:
-    """Whether nodes find each other through a store, or through a backend that torch does not have."""
-    if asked.standalone or asked.backend == STATIC:
-        return False
-    return nodes[1] > 1 or asked.backend not in STORES
-
-
-def node_count(asked: MeetingRequest, nodes: NodeRange) -> int:
-    """Number of nodes of the job."""
-    return 1 if asked.standalone else nodes[1]
+def meeting_kind(asked: MeetingRequest, nodes: NodeRange) -> MeetingKind:
+    """How the nodes meet. The head of this module describes the kinds."""
+    if asked.standalone:
+        return "alone"
+    if asked.backend != STATIC:
+        return "dynamic" if nodes[1] > 1 or asked.backend not in STORES else "alone"
+    is_named = asked.endpoint != "" or asked.master_port is not None
+    return "static" if is_named or nodes[1] > 1 else "alone"
 
 
 def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
@@ -68,23 +61,18 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
     is_file = asked.backend == C10D and dict(settings).get("store_type", "").strip().lower() == "file"
     if asked.endpoint and not is_file and asked.backend in (STATIC, *STORES):
         parse_endpoint(asked.endpoint)
-    if asked.standalone:
-        return
-    if is_dynamic(asked, nodes):
+    kind = meeting_kind(asked, nodes)
+    if kind == "dynamic":
         from dsl.rendezvous.settings import check_settings
 
         problem = check_settings(asked.backend, settings)
         if problem:
             raise OptionError(f"--rdzv-conf {quote(asked.settings)}: {problem}")
-    if _is_static(asked, nodes) and not 0 <= (asked.node_rank or 0) < most:
+    if kind == "static" and not 0 <= (asked.node_rank or 0) < most:
         places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
         raise OptionError(
             f"--node-rank {asked.node_rank}: with {most} node{'s' if most > 1 else ''} {places}"
         )
-
-
-def _is_static(asked: MeetingRequest, nodes: NodeRange) -> bool:
-    return asked.backend == STATIC and not is_alone(asked, nodes)
 
 
 def parse_settings(text: str) -> tuple[tuple[str, str], ...]:
@@ -111,9 +99,10 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
         OptionError: the meeting point of a static job is malformed.
         PortError: its port is out of range, or is 0 although several nodes need to know it.
     """
-    if is_dynamic(asked, nodes):
+    kind = meeting_kind(asked, nodes)
+    if kind == "dynamic":
         return MeetingPoint(
-            "dynamic",
+            kind,
             "",
             None,
             backend=asked.backend,
@@ -122,8 +111,8 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
             least_nodes=nodes[0],
             local_address=asked.local_addr or "",
         )
-    if not _is_static(asked, nodes):
-        return MeetingPoint("alone", asked.local_addr or LOCAL_ADDRESS, 0)
+    if kind == "alone":
+        return MeetingPoint(kind, asked.local_addr or LOCAL_ADDRESS, 0)
     if asked.endpoint:
         address, port = parse_endpoint(asked.endpoint)
         if port is None:
@@ -139,9 +128,9 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
     if port == 0 and nodes[1] > 1:
         raise PortError(f"port 0 of {address}: a job on several nodes needs the same port on each, name one")
     if nodes[1] == 1:
-        return MeetingPoint("static", address, port)
+        return MeetingPoint(kind, address, port)
     return MeetingPoint(
-        "static",
+        kind,
         address,
         port,
         backend=STATIC,
@@ -183,7 +172,8 @@ def run_id(asked: MeetingRequest, nodes: NodeRange, random: Callable[[], str]) -
 
     ``random`` returns 16 hexadecimal digits that cannot be guessed.
     """
-    if asked.run_id and not is_alone(asked, nodes):
+    is_named = asked.backend != STATIC or meeting_kind(asked, nodes) == "static"
+    if asked.run_id and is_named and not asked.standalone:
         return asked.run_id
     digits = random() + random()
     return "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]])
@@ -200,19 +190,20 @@ def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:
     """Warnings about what the user asked for and does not get."""
     texts = []
     least, most = nodes
+    kind = meeting_kind(asked, nodes)
     if asked.standalone and most != 1:
         texts.append("--nnodes has no effect with --standalone, which is one node")
-    elif least != most and not is_dynamic(asked, nodes):
+    elif least != most and kind != "dynamic":
         texts.append(
             f"--nnodes {least}:{most}: nodes cannot join later with --rdzv-backend {STATIC}, "
             f"the job starts when all {most} are there"
         )
-    if not _is_static(asked, nodes):
-        kind = f"--rdzv-backend {asked.backend}"
-        if is_alone(asked, nodes):
-            kind = "--standalone" if asked.standalone else "one node"
-        if asked.node_rank:
-            texts.append(f"--node-rank has no effect with {kind}")
-        if asked.master_port is not None:
-            texts.append(f"--master-port has no effect with {kind}")
+    if kind != "static":
+        way = "one node" if asked.backend == STATIC else f"--rdzv-backend {asked.backend}"
+        given = {"--node-rank": asked.node_rank or None, "--master-port": asked.master_port}
+        texts += [
+            f"{option} has no effect with {'--standalone' if asked.standalone else way}"
+            for option, value in given.items()
+            if value is not None
+        ]
     return [Notice("warning", text) for text in texts]

@@ -101,7 +101,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     """
     flavour, count = job.flavour, meeting.local_world_size
     inherited = inherited_environment(job, facts.environ)
-    own: tuple[Mapping[str, str], ...] = ()
+    own: tuple[Mapping[str, str], ...] = ()  # for each worker the variables that show it one device
     if job.placement.virtual_local_rank:
         from dsl.devices.nproc import own_devices
 
@@ -116,10 +116,11 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         env[TIMER_FILE_VARIABLE] = files.timer_file
     set_defaults(env, flavour, count)
     output = _plan_output(job, meeting, files, inherited, facts)
+    log_dir, run_folders = _folders(job, meeting, files)
     plan = NodePlan(
         host=_host_name(job, meeting, facts),
         node_rank=meeting.node_rank,
-        workers=_workers(job, meeting, files, _Parts(inherited, own, placement, output), facts),
+        workers=_workers(job, meeting, files, inherited, own, placement, output, facts),
         env=env,
         master_addr=meeting.address,
         master_port=meeting.port,
@@ -127,8 +128,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         grace_s=job.signals.grace_s,
         binding=job.placement.rule(binds_memory=flavour.binds_memory),
         pid_file=f"{PID_FOLDER}/{facts.names.pid}.deepspeed" if job.save_pid else None,
-        log_dir=_log_dir(job, files),
-        run_dirs=_run_dirs(job, meeting, files),
+        log_dir=log_dir,
+        run_dirs=run_folders,
         log_max_bytes=job.output.max_bytes,
         collapse=job.output.collapse,
         line_files=output.line_files,
@@ -157,35 +158,28 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     return with_fork_servers(plan, job, facts)
 
 
-@record
-class _Parts:
-    """What is decided for all workers of a node before each worker is planned."""
-
-    inherited: Mapping[str, str]
-    """The environment that the workers inherit."""
-    own: tuple[Mapping[str, str], ...]
-    """For each worker the variables that show it one device of its own; empty: all see the same devices."""
-    placement: Placement | None
-    """Where each worker runs; None: the user asked for nothing about that."""
-    output: OutputPlan
-    """Where the output of each worker goes."""
-
-
 def _workers(
-    job: Job, meeting: Meeting, files: AttemptFiles, parts: _Parts, facts: Facts
+    job: Job,
+    meeting: Meeting,
+    files: AttemptFiles,
+    inherited: Mapping[str, str],
+    own: tuple[Mapping[str, str], ...],
+    placement: Placement | None,
+    output: OutputPlan,
+    facts: Facts,
 ) -> tuple[WorkerPlan, ...]:
-    flavour, placement, output = job.flavour, parts.placement, parts.output
+    flavour = job.flavour
     base = f"{files.run_dir}/attempt_{meeting.attempt}"
     folders = [f"{base}/{local_rank}" for local_rank in range(meeting.local_world_size)]
-    commands = worker_commands(job.program, flavour, parts.inherited, facts.names.executable, folders)
+    commands = worker_commands(job.program, flavour, inherited, facts.names.executable, folders)
     workers = []
     for local_rank, rank in enumerate(meeting.ranks):
         keeps_errors = flavour.keeps_errors and files.run_dir is not None
         error_file = f"{folders[local_rank]}/error.json" if keeps_errors else None
         env = worker_environment(flavour, meeting, local_rank, error_file or "")
-        if parts.own:
+        if own:
             env["LOCAL_RANK"] = "0"
-            env.update(parts.own[local_rank])
+            env.update(own[local_rank])
         binding = device = None
         if placement is not None:
             env.update(placement.variables(local_rank))
@@ -264,22 +258,17 @@ def _plan_output(
     return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
 
 
-def _has_run_dir(job: Job, files: AttemptFiles) -> bool:
-    """Whether the run has a directory. A plug-in puts logs elsewhere, but a call leaves its results there."""
-    return files.run_dir is not None and (files.chosen is None or job.program.kind == "call")
+def _folders(job: Job, meeting: Meeting, files: AttemptFiles) -> tuple[str | None, tuple[str, ...]]:
+    """The directory to make if it is missing, and those of the run.
 
-
-def _run_dirs(job: Job, meeting: Meeting, files: AttemptFiles) -> tuple[str, ...]:
-    if files.run_dir is None or not _has_run_dir(job, files):
-        return ()
-    return run_dirs(files.run_dir, meeting.attempt, meeting.local_world_size)
-
-
-def _log_dir(job: Job, files: AttemptFiles) -> str | None:
-    """The directory to make if it is missing."""
-    if files.chosen is not None and not _has_run_dir(job, files):
-        return None
-    return job.output.each_rank_log or (job.output.log_dir if files.run_dir is not None else None)
+    A plug-in puts logs elsewhere, but a call leaves its results in the directory of the run.
+    """
+    if files.chosen is not None and (files.run_dir is None or job.program.kind != "call"):
+        return None, ()
+    if files.run_dir is None:
+        return job.output.each_rank_log, ()
+    made = run_dirs(files.run_dir, meeting.attempt, meeting.local_world_size)
+    return job.output.each_rank_log or job.output.log_dir, made
 
 
 def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:
@@ -313,12 +302,7 @@ def _notices(
             if name not in inherited
         ]
     placed = placement.notices if placement else ()
-    return (
-        *meeting.notices,
-        *threads,
-        *placed,
-        *_log_notices(job, files, output),
-    )
+    return (*meeting.notices, *threads, *placed, *_log_notices(job, files, output))
 
 
 def _log_notices(job: Job, files: AttemptFiles, output: OutputPlan) -> list[Notice]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dsl.model.job import Pairs
     from dsl.model.remote import LauncherName
     from dsl.model.request import RemoteRequest, Request
-    from dsl.plan.hosts import ActiveHosts
+    from dsl.plan.hosts import ActiveHosts, Pool
 
 FANOUT_VARIABLE = "DSL_SSH_FANOUT"
 """Sets how many hosts ssh reaches at once, as FANOUT does for pdsh."""
@@ -59,25 +59,36 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
         OptionError: ``--launcher_args`` cannot be split into words as a shell does.
     """
     asked = request.remote
-    executable = facts.names.executable
-    pythons = tuple([one or executable for one in active.pythons])
-    if set(pythons) == {executable}:
-        pythons = ()
-    launcher = _choose_launcher(asked, facts, source=active.source)
+    pool, hosts = active.pool, active.hosts
+    assert pool is not None
+    launcher = _choose_launcher(asked, facts, source=pool.source)
+    named, executable = _pythons(pool), facts.names.executable
+    pythons = tuple([named.get(host.name) or executable for host in hosts])
+    is_whole = pool.source == "hostfile" and pool.slots == {one.name: range(len(one.slots)) for one in hosts}
+    has_room = pool.tasks is None or all(len(one.slots) <= pool.tasks[one.name] for one in hosts)
     return Remote(
         launcher=launcher,
         args=_launcher_words(asked.launcher_args),
         ssh_port=asked.ssh_port,
         venv_script=asked.venv_script,
         cwd=facts.files.cwd,
-        pythons=pythons,
-        hostfile="" if active.pythons else active.hostfile,
-        per_node=asked.per_node or launcher not in RANK_LAUNCHERS or not active.has_room,
-        num_gpus=_devices_to_ask_for(request, facts),
+        pythons=() if set(pythons) == {executable} else pythons,
+        hostfile=pool.name if is_whole and not named else "",
+        per_node=asked.per_node or launcher not in RANK_LAUNCHERS or not has_room,
+        num_gpus=None if facts.environ.get("DS_ACCELERATOR") == "cpu" else request.resources.num_gpus or None,
         fanout=_fanout(facts.environ),
         checks=not asked.no_ssh_check,
         heartbeat_s=asked.heartbeat_s,
     )
+
+
+def _pythons(pool: Pool) -> dict[str, str]:
+    """The interpreters of hosts that have another one than this command."""
+    if "python=" not in pool.text:
+        return {}
+    from dsl.resources.hostfile import parse_pythons
+
+    return parse_pythons(pool.text.split("\n"), pool.name)
 
 
 def _fanout(environ: Mapping[str, str]) -> int:
@@ -100,12 +111,6 @@ def launcher_word(asked: RemoteRequest) -> LauncherName | None:
     raise LauncherError(f"unknown launcher {quote(asked.launcher)}, expected one of {', '.join(LAUNCHERS)}")
 
 
-def _devices_to_ask_for(request: Request, facts: Facts) -> int | None:
-    """How many devices of each host we ask a scheduler for: ``--num_gpus``, unless the workers use CPUs."""
-    is_cpu = facts.environ.get("DS_ACCELERATOR") == "cpu"
-    return None if is_cpu else request.resources.num_gpus or None
-
-
 def _choose_launcher(asked: RemoteRequest, facts: Facts, *, source: str) -> LauncherName:
     """The launcher that the user names, else the best launcher on this machine.
 
@@ -124,13 +129,13 @@ def _choose_launcher(asked: RemoteRequest, facts: Facts, *, source: str) -> Laun
 
 
 def _missing(launcher: LauncherName, program: str, *, given: bool) -> str:
-    problem = f"launcher '{launcher}' not installed: {program} is not on PATH"
     mend = f"install {PACKAGES[program]}"
     if not given:
         return (
             f"other hosts need ssh, which is not on PATH, {mend}, or start the command on each with --no_ssh"
         )
-    return f"{problem}, {mend}" + ("" if program == "ssh" else ", or leave --launcher out")
+    way_out = "" if program == "ssh" else ", or leave --launcher out"
+    return f"launcher '{launcher}' not installed: {program} is not on PATH, {mend}{way_out}"
 
 
 def _launcher_words(text: str) -> tuple[str, ...]:

@@ -124,12 +124,6 @@ def test_without_restarts_left_the_job_ends_with_the_code_of_its_cause() -> None
     assert str(outcome.last.label) == "rank 1"
 
 
-def test_victims_are_told_from_the_cause_by_their_labels() -> None:
-    victim = an_exit(0, signal=15, by_us=True)
-    outcome, _, _ = run(Plans(), [exited(FAILED), exited(victim), end(FAILED)])
-    assert [str(label) for label in outcome.victims] == ["rank 0"]
-
-
 def test_a_restart_that_cannot_be_planned_ends_the_job_as_its_last_attempt_did() -> None:
     outcome, supervisor, ear = run(Plans(max_restarts=3, last=0), BADLY)
     assert len(supervisor.started) == 1

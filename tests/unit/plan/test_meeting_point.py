@@ -14,10 +14,8 @@ from tests.support.requests import make_request
 from dsl.errors import OptionError, PortError, UsageError
 from dsl.plan.meeting_point import (
     check_meeting,
-    is_alone,
     meeting_notices,
     meeting_point,
-    node_count,
     parse_endpoint,
     parse_settings,
     run_id,
@@ -33,36 +31,36 @@ def ask(**wish: Any) -> tuple[Any, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "wish, alone, nodes, point",
+    "wish, kind, point",
     [
-        ({}, True, 1, ("127.0.0.1", None)),
-        ({"standalone": True, **NODES, "master_port": 7}, True, 1, ("127.0.0.1", None)),
-        ({"local_addr": "10.0.0.9"}, True, 1, ("10.0.0.9", None)),
-        ({"master_addr": "10.0.0.1"}, True, 1, ("127.0.0.1", None)),
-        ({"rdzv_backend": "c10d"}, False, 1, ("127.0.0.1", None)),
-        ({"rdzv_backend": "c10d", "rdzv_endpoint": "h:29400"}, False, 1, ("127.0.0.1", None)),
-        ({"rdzv_backend": "etcd", "local_addr": "10.0.0.9"}, False, 1, ("10.0.0.9", None)),
-        ({"master_port": 7}, False, 1, ("127.0.0.1", 7)),
-        ({"master_port": 0}, False, 1, ("127.0.0.1", None)),
-        ({"master_addr": "h", "master_port": 7, "local_addr": "l"}, False, 1, ("h", 7)),
-        ({"rdzv_endpoint": "h:7"}, False, 1, ("h", 7)),
-        ({"rdzv_endpoint": "h:0"}, False, 1, ("h", None)),
-        ({"rdzv_endpoint": "[fe80::1%eth0]:7"}, False, 1, ("fe80::1%eth0", 7)),
-        (TWO, False, 2, ("a", 29500)),
-        ({**TWO, "master_port": 7, "node_rank": 1}, False, 2, ("a", 7)),
-        ({**NODES, "master_addr": "[::1]"}, False, 2, ("::1", 29500)),
-        ({**NODES, "master_addr": "::1"}, False, 2, ("::1", 29500)),
-        ({**NODES, "rdzv_endpoint": "h:7", "master_addr": "other", "master_port": 9}, False, 2, ("h", 7)),
-        ({"max_nodes": 2, "master_addr": "a"}, False, 2, ("a", 29500)),
+        ({}, "alone", ("127.0.0.1", None)),
+        ({"standalone": True, **NODES, "master_port": 7}, "alone", ("127.0.0.1", None)),
+        ({"local_addr": "10.0.0.9"}, "alone", ("10.0.0.9", None)),
+        ({"master_addr": "10.0.0.1"}, "alone", ("127.0.0.1", None)),
+        ({"rdzv_backend": "c10d"}, "alone", ("127.0.0.1", None)),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "h:29400"}, "alone", ("127.0.0.1", None)),
+        ({"rdzv_backend": "etcd", "local_addr": "10.0.0.9"}, "alone", ("10.0.0.9", None)),
+        ({"master_port": 7}, "static", ("127.0.0.1", 7)),
+        ({"master_port": 0}, "static", ("127.0.0.1", None)),
+        ({"master_addr": "h", "master_port": 7, "local_addr": "l"}, "static", ("h", 7)),
+        ({"rdzv_endpoint": "h:7"}, "static", ("h", 7)),
+        ({"rdzv_endpoint": "h:0"}, "static", ("h", None)),
+        ({"rdzv_endpoint": "[fe80::1%eth0]:7"}, "static", ("fe80::1%eth0", 7)),
+        (TWO, "static", ("a", 29500)),
+        ({**TWO, "master_port": 7, "node_rank": 1}, "static", ("a", 7)),
+        ({**NODES, "master_addr": "[::1]"}, "static", ("::1", 29500)),
+        ({**NODES, "master_addr": "::1"}, "static", ("::1", 29500)),
+        ({**NODES, "rdzv_endpoint": "h:7", "master_addr": "other", "master_port": 9}, "static", ("h", 7)),
+        ({"max_nodes": 2, "master_addr": "a"}, "static", ("a", 29500)),
     ],
 )
 def test_the_kind_of_a_job_and_its_meeting_point(
-    wish: dict[str, Any], *, alone: bool, nodes: int, point: tuple[str, int | None]
+    wish: dict[str, Any], kind: str, point: tuple[str, int | None]
 ) -> None:
     request = ask(**wish)
     check_meeting(*request)
     meeting = meeting_point(*request)
-    assert (is_alone(*request), node_count(*request)) == (alone, nodes)
+    assert meeting.kind == kind
     assert (meeting.address, meeting.port or None) == point
 
 
@@ -154,7 +152,7 @@ def test_nodes_that_find_each_other(wish: dict[str, Any], least: int, most: int)
     check_meeting(*request)
     point = meeting_point(*request)
     assert (point.kind, point.address, point.port) == ("dynamic", "", None)
-    assert (point.least_nodes, node_count(*request)) == (least, most)
+    assert point.least_nodes == least
     assert point.backend == wish["rdzv_backend"]
     assert point.endpoint == wish.get("rdzv_endpoint", "")
     assert point.local_address == wish.get("local_addr", "")
