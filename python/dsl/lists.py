@@ -116,16 +116,16 @@ def parse_range(text: str) -> tuple[int, int] | None:
 
 def find_runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last number of each run of consecutive numbers, in the given order."""
-    first = last = None
+    run: tuple[int, int] | None = None
     for number in numbers:
-        if first is None or last is None:
-            first = number
-        elif number != last + 1:
-            yield first, last
-            first = number
-        last = number
-    if first is not None and last is not None:
-        yield first, last
+        if run is not None and number == run[1] + 1:
+            run = (run[0], number)
+            continue
+        if run is not None:
+            yield run
+        run = (number, number)
+    if run is not None:
+        yield run
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -19,9 +19,10 @@ __all__ = ["command", "get_args_parser", "main", "parse_args", "run"]
 
 def get_args_parser() -> argparse.ArgumentParser:
     """The parser of ``dslrun``; ``PET_NAME`` in the environment is the default of ``--name``."""
-    from dsl.cli.torchrun import make_parser
+    from dsl.cli.options_torch import COMMAND_LINE
+    from dsl.cli.parser import Parser
 
-    return make_parser(os.environ)
+    return Parser(COMMAND_LINE, os.environ)
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:

@@ -10,7 +10,8 @@ import pytest
 from tests.contract.golden_file import cases
 
 from dsl import runner
-from dsl.cli.deepspeed import make_parser
+from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.cli.parser import Parser
 
 # Ours does more than an int here: docs/compat.md, "Command line".
 OWN_TYPES = {"num_nodes": "node_count"}
@@ -31,7 +32,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
 
 
 DEFAULTS = _parse(["script"])
-ACTIONS = make_parser()._option_string_actions
+ACTIONS = Parser(COMMAND_LINE)._option_string_actions
 
 
 @pytest.mark.parametrize("option", cases("flags", "options"), ids=lambda option: str(option["flags"][-1]))

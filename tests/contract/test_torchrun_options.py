@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 
-from dsl.cli.options_torch import command_line
-from dsl.cli.torchrun import make_parser, parse_args, to_request
+from dsl.cli.options_torch import COMMAND_LINE, command_line
+from dsl.cli.parser import Parser
+from dsl.cli.torchrun import parse_args, to_request
 from dsl.errors import UsageError
 from dsl.output.grammar import parse_words
 from dsl.plan.flavours import TORCH
@@ -53,7 +54,7 @@ def _as_torchrun(options: Namespace) -> dict[str, Any]:
 
 
 def test_every_option_of_torchrun_is_there_and_has_its_default() -> None:
-    parser = make_parser()
+    parser = Parser(COMMAND_LINE)
     ours = _as_torchrun(parser.parse_script_args(["t.py"]))
     for option in cases(NAME, "options"):
         for flag in option["flags"]:

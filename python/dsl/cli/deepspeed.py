@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from dsl.cli.parser import Parser
-
 COMMAND = Command("dsl")
 
 
@@ -73,14 +71,9 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Opti
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Parse as DeepSpeed's runner does: the same names, the same defaults. Exits with 2 for bad usage."""
-    return make_parser().parse_script_args(argv)
-
-
-def make_parser() -> Parser:
-    """The argparse parser of DeepSpeed's runner: every option of every version, and ours."""
     from dsl.cli.parser import Parser
 
-    return Parser(COMMAND_LINE)
+    return Parser(COMMAND_LINE).parse_script_args(argv)
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:

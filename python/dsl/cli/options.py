@@ -76,7 +76,7 @@ class Option:
     """The value is free text, which may begin with a dash."""
 
     def value_of(self, text: str) -> Any:
-        """The value of a word that stands outside a command line. Raises `BadValueError`."""
+        """The value of a word, which is one of the choices if there are any. Raises `BadValueError`."""
         value = self.read(text)
         if self.choices is not None and value not in self.choices:
             raise BadValueError(f"invalid choice: {quote(text)}, expected one of {', '.join(self.choices)}")

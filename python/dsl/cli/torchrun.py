@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.cli.options import CommandLine
-    from dsl.cli.parser import Parser
     from dsl.model.request import OutputRequest
 
 COMMAND = Command("dslrun")
@@ -59,7 +58,9 @@ def _run(argv: Sequence[str], line: CommandLine) -> int:
         COMMAND.show([*stray, *signal_notices(options)], request.log_level)
         return COMMAND.start(request, show_request(options), argv=(*line.program.split(), *argv))
     except UsageError as error:
-        error.args = (make_parser(os.environ, line).name_variables(argv, str(error)),)
+        from dsl.cli.parser import Parser
+
+        error.args = (Parser(line, os.environ).name_variables(argv, str(error)),)
         raise
 
 
@@ -84,14 +85,9 @@ def parse_args(
     argv: Sequence[str], environ: Mapping[str, str] = os.environ, line: CommandLine = COMMAND_LINE
 ) -> argparse.Namespace:
     """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage."""
-    return make_parser(environ, line).parse_script_args(argv)
-
-
-def make_parser(environ: Mapping[str, str] | None = None, line: CommandLine = COMMAND_LINE) -> Parser:
-    """The argparse parser of torchrun; defaults of options may come from the environment."""
     from dsl.cli.parser import Parser
 
-    return Parser(line, environ)
+    return Parser(line, environ).parse_script_args(argv)
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:

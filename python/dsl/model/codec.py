@@ -159,13 +159,20 @@ def _constant(node: Any) -> Any:
     return -node.operand.value if hasattr(node, "operand") else node.value
 
 
-def _of_type(*kinds: type) -> Reader:
+def _if(fits: Callable[[Any], bool]) -> Reader:
+    """Reads a value as it is, if it fits."""
+
     def read(value: Any) -> Any:
-        if type(value) in kinds and (type(value) in (str, bool) or -BIGGEST <= value <= BIGGEST):
+        if fits(value):
             return value
         raise _Unfit(_shown(value))
 
     return read
+
+
+def _of_type(*kinds: type) -> Reader:
+    is_number = not {*kinds} & {str, bool}
+    return _if(lambda value: type(value) in kinds and (not is_number or -BIGGEST <= value <= BIGGEST))
 
 
 _text = _of_type(str)
@@ -179,13 +186,7 @@ _PLAIN: dict[str, Reader] = {
 
 
 def _one_of(*values: object) -> Reader:
-    def read(value: Any) -> Any:
-        for one in values:
-            if type(one) is type(value) and one == value:
-                return value
-        raise _Unfit(_shown(value))
-
-    return read
+    return _if(lambda value: any(type(one) is type(value) and one == value for one in values))
 
 
 def _either(one: Reader, other: Reader) -> Reader:
@@ -199,12 +200,7 @@ def _either(one: Reader, other: Reader) -> Reader:
 
 
 def _between(reader: Reader, least: float, most: float) -> Reader:
-    def read(value: Any) -> Any:
-        if least <= reader(value) <= most:
-            return value
-        raise _Unfit(_shown(value))
-
-    return read
+    return _if(lambda value: least <= reader(value) <= most)
 
 
 def _tuple(readers: list[Reader], *, is_open: bool) -> Reader:

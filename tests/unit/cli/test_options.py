@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli.deepspeed import make_parser
 from dsl.cli.options import byte_size
 from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.cli.parser import Parser
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-PARSER = make_parser()
+PARSER = Parser(COMMAND_LINE)
 VALUES = ["2", "-1", "a:0,1", "run", "debug", "x y", "", "-", "--", "-q", "train.py", "1:2", "--x"]
 words = st.one_of(
     # Where a value may be missing, argparse takes the next word for it; we do not.
@@ -132,7 +132,7 @@ def test_help_names_every_option_and_fits_the_terminal(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = make_parser().format_help()
+    text = Parser(COMMAND_LINE).format_help()
     assert max(map(len, text.splitlines())) <= width
     assert [flag for flag in _spellings() if flag not in text] == []
     assert "(default: 29500)" in " ".join(text.split())

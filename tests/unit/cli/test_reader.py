@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli import options_deepspeed, options_torch, torchrun
+from dsl.cli.parser import Parser
 from dsl.cli.reader import read_words
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
-PARSERS = {"dsl": deepspeed.make_parser(), "dslrun": torchrun.make_parser()}
+PARSERS = {command: Parser(line) for command, line in LINES.items()}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 VALUES = [
     *("2", "-1", "+3", " 4 ", "1_0", "-1.5", ".5", "-.5", "1e3", "nan", "inf", "x", "0x1", "٣", "-٣", "1:2"),

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from dsl.cli.options import COMMON
 from dsl.cli.options_torch import COMMAND_LINE
-from dsl.cli.torchrun import make_parser, parse_args
+from dsl.cli.parser import Parser
+from dsl.cli.torchrun import parse_args
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-PARSER = make_parser()
+PARSER = Parser(COMMAND_LINE)
 ACTIONS = [PARSER.option(one.names[0]) for one in COMMAND_LINE.options]
 OURS = {
     "--bind",
@@ -227,7 +228,7 @@ def test_help_names_every_option_and_what_the_environment_says(
     columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = make_parser(environ={"PET_NNODES": "7", "PET_MASTER_PORT": "broken"}).format_help()
+    text = Parser(COMMAND_LINE, {"PET_NNODES": "7", "PET_MASTER_PORT": "broken"}).format_help()
     assert max(map(len, text.splitlines())) <= int(columns)
     assert [flag for flag in _spellings() if flag not in text] == []
     assert "(default: 7, from PET_NNODES)" in " ".join(text.split())
