@@ -174,7 +174,11 @@ def test_a_variable_is_the_default_of_an_option(tmp_path: Path, monkeypatch: pyt
         (OptionError, {}, "training_script None"),
         (OptionError, {"training_script": "x", "max_restarts": "many"}, "max_restarts.*'many'"),
         (OptionError, {"training_script": "x", "max_restarts": 10**12}, "max_restarts"),
-        (OptionError, {"training_script": "x", "start_method": "boot"}, "start_method: invalid choice: 'boot'"),
+        (
+            OptionError,
+            {"training_script": "x", "start_method": "boot"},
+            "start_method: invalid choice: 'boot'",
+        ),
         (OptionError, {"training_script": "x", "shutdown_timeout": "-1"}, "grace: must be 0 or more"),
         (OptionError, {"training_script": "x", "signals_to_handle": "40"}, "Python has no name for 40"),
         (UnsupportedError, {"training_script": "x", "preempt_signal": "USR1"}, "use the command dslrun"),

@@ -24,6 +24,8 @@ LONGEST_COMMAND = 2000
 
 def account(job: Job, plan: NodePlan, environ: Mapping[str, str]) -> tuple[Notice, ...]:
     """The lines, at level debug. ``environ`` is the environment that the workers inherit."""
+    from shlex import join
+
     lines = [
         f"host {rank} is {host.name} with slots {format_ranges(host.slots)}"
         for rank, host in enumerate(job.hosts)
@@ -35,29 +37,21 @@ def account(job: Job, plan: NodePlan, environ: Mapping[str, str]) -> tuple[Notic
     )
     limits = f"{job.max_restarts} restarts, {plan.grace_s:g} s of grace"
     name = f"run {shorten(job.run_id)}, " if job.run_id else ""
-    lines.append(f"{name}attempt {plan.attempt}, {limits}{_place(plan)}")
+    place = f", files in {plan.run_dirs[0]}" if plan.run_dirs else ""
+    lines.append(f"{name}attempt {plan.attempt}, {limits}{place}")
     shared = [name for name, value in plan.env.items() if environ.get(name) != value]
     own = {name for worker in plan.workers for name in worker.env}
     lines.append(f"variables for all workers: {_names(shared)}; for each worker: {_names(own)}")
     lines.append(f"variables that they inherit: {_names(set(environ) & set(plan.env) - set(shared))}")
-    lines.extend(_commands(plan))
-    return tuple([Notice("debug", line) for line in lines])
-
-
-def _place(plan: NodePlan) -> str:
-    return f", files in {plan.run_dirs[0]}" if plan.run_dirs else ""
-
-
-def _names(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
-
-
-def _commands(plan: NodePlan) -> list[str]:
-    from shlex import join
-
-    texts = [
+    lines += [
         f"{worker.label} runs {shorten(join(worker.argv), LONGEST_COMMAND)}"
         for worker in plan.workers[:MOST_COMMANDS]
     ]
     more = len(plan.workers) - MOST_COMMANDS
-    return [*texts, *([f"{more} more run the same with ranks of their own"] if more > 0 else [])]
+    if more > 0:
+        lines.append(f"{more} more run the same with ranks of their own")
+    return tuple([Notice("debug", line) for line in lines])
+
+
+def _names(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -172,12 +172,10 @@ def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str
     Raises:
         HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
     """
-    text = read_hosts_text(path, read_text)
-    if text is None:
-        return None
     from dsl.resources.hostfile import parse_hostfile
 
-    return parse_hostfile(text.split("\n"), path)
+    text = read_hosts_text(path, read_text)
+    return None if text is None else parse_hostfile(text.split("\n"), path)
 
 
 def read_hosts_text(path: str, read_text: Callable[[str], str | None]) -> str | None:
