@@ -68,52 +68,45 @@ class Import:
     """Leading dots: 0 is absolute."""
     behind: int = 0
     """What the text may have changed before it: 0 for nothing, `OTHER_MODULES` or `OTHER_LIBRARIES`."""
+    is_inner: bool = False
+    """It stands inside a function, which may never run; else it runs when the text runs."""
 
 
-@record
-class Imports:
-    """All imports of a text, in order, each once."""
+def find_imports(text: str | bytes, *, is_program: bool = False) -> tuple[Import, ...]:
+    """The imports of a text, each once, without those that only a type checker sees.
 
-    top: tuple[Import, ...]
-    """Imports that run when the text runs: also below ``if``, ``try``, ``with`` and in classes."""
-    inner: tuple[Import, ...]
-    """Imports inside functions, which may never run."""
-
-
-def find_imports(text: str | bytes, *, is_program: bool = False) -> Imports:
-    """The imports of a text, without those that only a type checker sees.
-
-    ``is_program``: the text is run as the main program; otherwise imports for the main program alone are left
-    out, too. Raises SyntaxError or ValueError if the text is not Python, RecursionError or MemoryError if it
-    nests too deep.
+    Those that run when the text runs come first, then those inside functions. ``is_program``: the text is run
+    as the main program; otherwise imports for the main program alone are left out, too. Raises SyntaxError or
+    ValueError if the text is not Python, RecursionError or MemoryError if it nests too deep.
     """
     tree = compile(text, "<text>", "exec", _ONLY_TREE, dont_inherit=True)
-    top: list[Import] = []
-    inner: list[Import] = []
+    found: list[Import] = []
     behind = 0
     waiting: list[tuple[Any, bool]] = [(tree, False)]
     while waiting:
         node, is_inner = waiting.pop()
-        (inner if is_inner else top).extend(_imports_of(node, behind))
+        found.extend(_imports_of(node, behind, is_inner=is_inner))
         is_inner = is_inner or type(node).__name__ in _FUNCTIONS
         if not is_inner:
             behind = max(behind, _change_of(node))
         waiting += [(child, is_inner) for child in reversed(list(_children(node, is_program=is_program)))]
+    top = [one for one in found if not one.is_inner]
     # A function may run when all of the text has run.
-    inner = [replace(one, behind=behind) for one in inner]
-    return Imports(tuple(dict.fromkeys(top)), tuple(dict.fromkeys(inner)))
+    inner = [replace(one, behind=behind) for one in found if one.is_inner]
+    return tuple(dict.fromkeys([*top, *inner]))
 
 
-def worth_preloading(found: Imports) -> tuple[Import, ...]:
+def worth_preloading(found: Iterable[Import]) -> tuple[Import, ...]:
     """What a program will most likely import.
 
     All imports at the top are worth it. Imports inside functions are worth it only if they are of torch, or
     of a package that is also imported at the top: a function that is never called often imports a package
     that is heavy, or not even installed.
     """
-    packages = {package_of(one.module) for one in found.top if not one.level}
-    inner = [one for one in found.inner if not one.level and package_of(one.module) in {*packages, "torch"}]
-    return (*found.top, *inner)
+    packages = {package_of(one.module) for one in found if not one.is_inner and not one.level} | {"torch"}
+    return tuple(
+        [one for one in found if not one.is_inner or (not one.level and package_of(one.module) in packages)]
+    )
 
 
 def with_later_imports(modules: Iterable[str]) -> tuple[str, ...]:
@@ -129,14 +122,14 @@ def package_of(module: str) -> str:
     return module.partition(":")[0].partition(".")[0]
 
 
-def _imports_of(node: Any, behind: int) -> Iterator[Import]:
+def _imports_of(node: Any, behind: int, *, is_inner: bool) -> Iterator[Import]:
     kind = type(node).__name__
     if kind == "Import":
         for alias in node.names:
-            yield Import(alias.name, behind=behind)
+            yield Import(alias.name, behind=behind, is_inner=is_inner)
     elif kind == "ImportFrom" and node.module != "__future__":
         names = tuple(alias.name for alias in node.names if alias.name != "*")
-        yield Import(node.module or "", names, node.level, behind)
+        yield Import(node.module or "", names, node.level, behind, is_inner)
 
 
 def _children(node: Any, *, is_program: bool) -> Iterator[Any]:
@@ -171,26 +164,22 @@ def _change_of(node: Any) -> int:
     kind = type(node).__name__
     if kind == "Call" and hasattr(node.func, "attr"):
         what, method = _dotted(node.func.value), node.func.attr
-        if method not in _CHANGES.get(what, ()):
-            return 0
-        return _weight(what, _variables_of(node, method))
+        return _weight(what, _variables_of(node, method)) if method in _CHANGES.get(what, ()) else 0
     if kind in ("Assign", "Delete"):
-        targets = node.targets
+        targets = list(node.targets)
     elif kind == "AnnAssign" or (kind == "AugAssign" and _dotted(node.target) != "sys.path"):
         targets = [node.target]
     else:
         return 0
-    return max(map(_change_of_target, targets), default=0)
-
-
-def _change_of_target(target: Any) -> int:
-    kind = type(target).__name__
-    if kind in ("Tuple", "List"):
-        return max(map(_change_of_target, target.elts), default=0)
-    is_part = kind == "Subscript"
-    what = _dotted(target.value if is_part else target)
-    variable = getattr(target.slice, "value", None) if is_part else None
-    return _weight(what, [variable]) if what in _CHANGES and what != "os" else 0
+    change = 0
+    while targets:
+        target = targets.pop()
+        targets += getattr(target, "elts", ())
+        is_part = type(target).__name__ == "Subscript"
+        what = _dotted(target.value if is_part else target)
+        if what in _CHANGES and what != "os":
+            change = max(change, _weight(what, [getattr(target.slice, "value", None) if is_part else None]))
+    return change
 
 
 def _weight(what: str, variables: Iterable[object]) -> int:

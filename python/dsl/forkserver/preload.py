@@ -10,9 +10,8 @@ from dsl.forkserver import guess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
 
 # Folders of installed packages. Modules elsewhere are the user's own: they may read the rank when they are
@@ -51,18 +50,17 @@ def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, 
         texts.add_module(program[1], is_program=True)
     elif program:
         texts.add(_Text(program[0], "", is_program=True))
-    found: list[str] = []
-    while (text := texts.next()) is not None:
+    found: list[str | None] = []
+    for text in texts:
         for one in _imports_in(text):
             behind = max(one.behind, text.behind)
             for name in _names(one, text.package):
                 if not _is_installed(guess.package_of(name)):
                     texts.add_module(name.replace(":", "."), behind=behind)
                     continue
-                if (sure := _sure(name, behind)) is not None:
-                    found.append(sure)
+                found.append(_sure(name, behind))
     inside = tuple(f"{name}." for name in never)
-    wanted = [name for name in found if not f"{name}.".replace(":", ".").startswith(inside)]
+    wanted = [name for name in found if name and not f"{name}.".replace(":", ".").startswith(inside)]
     return guess.with_later_imports(wanted)
 
 
@@ -184,19 +182,22 @@ class _Texts:
         self._waiting: list[_Text] = []
         self._seen: set[str] = set()
 
+    def __iter__(self) -> Iterator[_Text]:
+        """Each text, also those that are added meanwhile."""
+        while self._waiting:
+            yield self._waiting.pop(0)
+
     def add(self, text: _Text) -> None:
         if text.path not in self._seen and len(self._seen) < _MOST_TEXTS:
             self._seen.add(text.path)
             self._waiting.append(text)
 
-    def next(self) -> _Text | None:
-        return self._waiting.pop(0) if self._waiting else None
-
     def add_module(self, name: str, *, is_program: bool = False, behind: int = 0) -> None:
         """Add the files from the package down to the module, and import none of them."""
         where = None
-        spec = None
         parts = name.split(".")
+        if is_program:
+            parts.append("__main__")  # of a package; a module has none
         for count in range(1, len(parts) + 1):
             spec = _find(".".join(parts[:count]), where)
             if spec is None:
@@ -205,8 +206,8 @@ class _Texts:
             package = spec.name if where is not None else spec.name.rpartition(".")[0]
             if spec.has_location and spec.origin and spec.origin.endswith(".py"):
                 self.add(_Text(spec.origin, package, is_program and where is None, behind))
-        if is_program and where is not None and (main := _find(f"{name}.__main__", where)):
-            self.add(_Text(main.origin or "", name, is_program, behind))
+            if where is None:
+                return
 
 
 def _imports_in(text: _Text) -> tuple[guess.Import, ...]:
@@ -234,10 +235,8 @@ def _is_installed(package: str) -> bool:
     if package in sys.builtin_module_names:
         return True
     spec = _find(package, None)
-    if spec is None:
-        return False
-    if spec.origin == "frozen":
-        return True
+    if spec is None or spec.origin == "frozen":
+        return spec is not None
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
     return bool(places) and all(
         place is not None and (place.startswith(_STANDARD) or any(mark in place for mark in _INSTALLED))
@@ -248,7 +247,7 @@ def _is_installed(package: str) -> bool:
 def _find(name: str, where: Iterable[str] | None) -> ModuleSpec | None:
     """What an import would find, without importing it."""
     if where is None and (module := sys.modules.get(name)) is not None:
-        return _spec_of(module)
+        return getattr(module, "__spec__", None)
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, list(where) if where is not None else None)
@@ -257,7 +256,3 @@ def _find(name: str, where: Iterable[str] | None) -> ModuleSpec | None:
         if spec is not None:
             return spec
     return None
-
-
-def _spec_of(module: ModuleType) -> ModuleSpec | None:
-    return getattr(module, "__spec__", None)

@@ -86,8 +86,7 @@ def why_no_torch(source: str) -> str:
         found = find_imports(source.encode("utf-8", "surrogateescape"), is_program=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "is not read"  # the worker that runs it will say why
-    named = [one for one in (*found.top, *found.inner) if not one.level]
-    behind = [one.behind for one in named if package_of(one.module) in TORCH_PACKAGES]
+    behind = [one.behind for one in found if not one.level and package_of(one.module) in TORCH_PACKAGES]
     if not behind:
         return "does not import torch"
     if min(behind) == OTHER_LIBRARIES:
