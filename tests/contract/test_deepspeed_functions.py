@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
-from tests.support.machine import numa_table
+from tests.support.machine import make_facts, numa_table
 
 from dsl import runner
-from dsl.binding.bind_cores import CPU_LIMIT, bind_workers, parse_core_list
+from dsl.binding.bind_cores import CPU_LIMIT, parse_core_list
+from dsl.binding.placement import NodeGroup, place
 from dsl.devices.slots import count_numa_nodes
 from dsl.errors import DslError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import Topology
+from dsl.model.request import PlacementRequest
 
 
 def _check(answer: dict[str, Any], call: Any, *args: Any) -> None:
@@ -66,11 +68,13 @@ def test_binding(case: list[Any]) -> None:
     table, core_list, count, share, words = case
     # 8 physical cores of two threads each, the second of core N being cpu N + 8.
     topology = Topology(numa_table(*table), tuple((core, core + 8) for core in range(8)))
+    wish = PlacementRequest(bind_cores_to_rank=True, core_list=core_list)
+    facts = make_facts(allowed=range(16), topology=topology)
     if share is None:
         with pytest.raises(DslError):
-            bind_workers(count, core_list, range(16), topology, {})
+            place(wish, NodeGroup(count, {}), facts)
         return
-    bindings = bind_workers(count, core_list, range(16), topology, {})
+    bindings = place(wish, NodeGroup(count, {}), facts).bindings
     assert {len(binding.cpus) for binding in bindings} == {share}
     ours = []
     for binding in bindings:

@@ -11,12 +11,13 @@ from tests.contract.golden_file import cases
 from tests.contract.torch_numa_inputs import MODES, TABLE, machines, write_sysfs
 from tests.support.machine import make_facts, read_topology
 
+from dsl.binding.placement import NodeGroup, place
 from dsl.binding.torch_modes import MODES as OUR_MODES
-from dsl.binding.torch_modes import plan_numa
 from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import read_caches, read_numa_nodes, read_packages
+from dsl.model.request import PlacementRequest
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine
@@ -91,7 +92,7 @@ def _expected(name: str, mode: str) -> list[str]:
 
 def _ask(mode: str, count: int, host: Facts) -> Any:
     try:
-        bindings = plan_numa(mode, count, {}, host.devices, host.cpus).bindings
+        bindings = place(PlacementRequest(numa_binding=mode), NodeGroup(count, {}), host).bindings
     except PlacementError:
         return REFUSED
     return [format_ranges(binding.cpus) for binding in bindings]

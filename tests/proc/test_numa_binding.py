@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.jobs import running
 
-from dsl.binding.torch_modes import MODES, plan_numa
+from dsl.binding.placement import NodeGroup, place
+from dsl.binding.torch_modes import MODES
 from dsl.facts import this_machine
 from dsl.lists import format_ranges
+from dsl.model.request import PlacementRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -48,8 +50,8 @@ def test_workers_have_the_cpus_and_the_memory_of_the_plan(
     workers = min(2, len(ALLOWED))
     line = _line(dsl_command, mode, workers, [testchild, "dump", tmp_path / "dump.%r", "exit", "0"])
     dumps = _dumps(line, tmp_path, workers)
-    facts = this_machine()
-    planned = plan_numa(mode, workers, NO_DEVICES, facts.devices, facts.cpus).bindings
+    wish = PlacementRequest(numa_binding=mode)
+    planned = place(wish, NodeGroup(workers, NO_DEVICES), this_machine()).bindings
     assert [dump["Cpus_allowed_list"] for dump in dumps] == [format_ranges(one.cpus) for one in planned]
     for dump, binding in zip(dumps, planned, strict=True):
         expected = [MPOL_PREFERRED, *binding.mempolicy[1]] if binding.mempolicy else [0]

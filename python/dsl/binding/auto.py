@@ -12,7 +12,7 @@ proportional to its cores.
 
 from __future__ import annotations
 
-from dsl.binding.cores import Binding, allowed_cores
+from dsl.binding.cores import allowed_cores, deal
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.model.job import Notice
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def bind_auto(
     homes: Sequence[int | None], allowed: Collection[int], topology: Topology, *, strict: bool
-) -> tuple[tuple[Binding, ...], tuple[Notice, ...]]:
+) -> tuple[list[tuple[int, ...]], list[Notice]]:
     """CPUs of each worker by the NUMA nodes of their devices (None: no device, or its node is not known).
 
     ``allowed`` is the affinity mask that the workers would inherit. Memory is not bound here.
@@ -55,11 +55,9 @@ def bind_auto(
         notices.append(f"{len(homes)} workers share cores, {total} may be used")
     if strict and notices:
         raise PlacementError(f"--bind auto: {notices[0]}, start fewer workers or leave out --bind-strict")
-    made = {
-        first: Binding(tuple(sorted([cpu for core in own for cpu in core]))) for first, own in runs.items()
-    }
+    made = {first: tuple(sorted([cpu for core in own for cpu in core])) for first, own in runs.items()}
     warnings = [Notice("warning", f"--bind auto: {text}") for text in notices]
-    return tuple([made[own[0]] for own in cores]), tuple(warnings)
+    return [made[own[0]] for own in cores], warnings
 
 
 def _cores_by_node(allowed: Collection[int], topology: Topology) -> dict[int, list[Core]]:
@@ -86,7 +84,7 @@ def _owners(topology: Topology, nodes: Mapping[int, Sequence[Core]]) -> dict[int
 
 
 def _beside(places: Sequence[int], nodes: Mapping[int, Sequence[Core]]) -> list[Sequence[Core]]:
-    dealt = {place: iter(_deal(nodes[place], places.count(place))) for place in set(places)}
+    dealt = {place: iter(deal(nodes[place], places.count(place))) for place in set(places)}
     return [next(dealt[place]) for place in places]
 
 
@@ -95,17 +93,8 @@ def _split(count: int, nodes: Mapping[int, Sequence[Core]]) -> list[Sequence[Cor
     numbers = _workers_of_nodes(count, [len(cores) for cores in groups])
     if numbers:
         pairs = zip(groups, numbers, strict=True)
-        return [own for cores, number in pairs for own in _deal(cores, number)]
-    return _whole_nodes(count, groups) or _deal([core for cores in groups for core in cores], count)
-
-
-def _deal(cores: Sequence[Core], count: int) -> list[Sequence[Core]]:
-    """Split cores into ``count`` runs; the first runs get leftover cores. Too few cores: all for each."""
-    if len(cores) < count:
-        return [cores] * count
-    each, left = divmod(len(cores), count)
-    ends = [rank * each + min(rank, left) for rank in range(count + 1)]
-    return [cores[ends[rank] : ends[rank + 1]] for rank in range(count)]
+        return [own for cores, number in pairs for own in deal(cores, number)]
+    return _whole_nodes(count, groups) or deal([core for cores in groups for core in cores], count)
 
 
 def _workers_of_nodes(count: int, sizes: Sequence[int]) -> list[int]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from dsl.machine.cpus import NumaNode, Topology
     from dsl.model.node import MemoryPolicy
 
     Core = tuple[int, ...]
-
-AFFINITY_VARIABLE = "KMP_AFFINITY"
-"""Tells OpenMP where its threads run."""
 
 
 @record
@@ -28,12 +24,6 @@ class Binding:
     """None: the kernel places the memory."""
 
 
-def refuse_kmp_affinity(option: str, environ: Mapping[str, str]) -> None:
-    """Raise PlacementError if ``KMP_AFFINITY`` is set: OpenMP would undo the option's binding."""
-    if AFFINITY_VARIABLE in environ:
-        raise PlacementError(f"{AFFINITY_VARIABLE} is set and conflicts with {option}, unset one of them")
-
-
 def allowed_cores(allowed: Collection[int], topology: Topology) -> list[Core]:
     """The usable CPUs of each core, ordered by first CPU. A CPU that is listed in no core counts as one."""
     mine = frozenset(allowed)
@@ -42,12 +32,21 @@ def allowed_cores(allowed: Collection[int], topology: Topology) -> list[Core]:
     return sorted([*[core for core in cores if core], *[(cpu,) for cpu in single]])
 
 
+def deal(cores: Sequence[Core], count: int) -> list[Sequence[Core]]:
+    """Split cores into ``count`` runs; the first runs get leftover cores. Too few cores: all for each."""
+    if len(cores) < count:
+        return [cores] * count
+    each, left = divmod(len(cores), count)
+    ends = [rank * each + min(rank, left) for rank in range(count + 1)]
+    return [cores[ends[rank] : ends[rank + 1]] for rank in range(count)]
+
+
 def memory_groups(nodes: Sequence[NumaNode]) -> dict[int, MemoryPolicy]:
     """Memory policy for workers whose cores lie in a NUMA node, by the number of that node.
 
     Three kinds of machine: as many nodes without cores as with (flat high-bandwidth memory: the i-th node
-    with cores prefers the i-th without), neighbours with the same cores (fake NUMA: bound to all of them),
-    and everything else (bound to the node itself).
+    with cores prefers the i-th without), nodes with the same cores (fake NUMA: bound to all of them, and
+    other nodes of such a machine to none), and everything else (bound to the node itself).
     """
     with_cores = [node for node in nodes if node.cpus]
     without = [node for node in nodes if not node.cpus]
@@ -57,41 +56,30 @@ def memory_groups(nodes: Sequence[NumaNode]) -> dict[int, MemoryPolicy]:
             for node, partner in zip(with_cores, without, strict=True)
             if partner.usable_memory
         }
-    fake = _fake_numa_groups(nodes)
-    if not fake:
-        return {node.number: ("bind", (node.number,)) for node in with_cores if node.usable_memory}
+    equal = {node.number: [one for one in with_cores if one.cpus == node.cpus] for node in with_cores}
+    has_fake = any(len(group) > 1 for group in equal.values())
     policies: dict[int, MemoryPolicy] = {}
-    for group in fake:
-        usable = tuple([node.number for node in group if node.usable_memory])
-        if usable:
-            policies.update({node.number: ("bind", usable) for node in group})
+    for number, group in equal.items():
+        usable = tuple([one.number for one in group if one.usable_memory])
+        if usable and (len(group) > 1 or not has_fake):
+            policies[number] = ("bind", usable)
     return policies
-
-
-def _fake_numa_groups(nodes: Sequence[NumaNode]) -> list[list[NumaNode]]:
-    groups: list[list[NumaNode]] = []
-    for node in nodes:
-        if node.cpus and groups and groups[-1][-1].cpus == node.cpus:
-            groups[-1].append(node)
-        else:
-            groups.append([node])
-    return [group for group in groups if len(group) > 1]
 
 
 def memory_policy(mode: str, cpus: Collection[int], topology: Topology) -> MemoryPolicy | None:
     """The policy ``mode`` on the NUMA nodes of some CPUs; None if there is no node to name, or no policy.
 
-    ``preferred`` names one node: the node that has all the CPUs, or the high-bandwidth memory beside it.
+    ``beside`` is the policy of `memory_groups` for the node that has all the CPUs. ``preferred`` names only
+    one node of it: that node itself, or the high-bandwidth memory beside it.
     """
     if mode == "local":
         return ("local", ())
     near = [node for node in topology.numa_nodes if not set(cpus).isdisjoint(node.cpus)]
-    if mode == "preferred":
+    if mode in ("beside", "preferred"):
         groups = memory_groups(topology.numa_nodes)
-        for node in near:
-            if node.number in groups and set(cpus) <= set(node.cpus):
-                return ("preferred", groups[node.number][1][:1])
-        return None
+        whole = [node.number for node in near if node.number in groups and set(cpus) <= set(node.cpus)]
+        beside = groups[whole[0]] if whole else None
+        return ("preferred", beside[1][:1]) if beside and mode == "preferred" else beside
     numbers = tuple([node.number for node in near if node.usable_memory])
     if not numbers or mode == "none":
         return None

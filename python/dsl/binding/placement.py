@@ -8,15 +8,8 @@ threads a worker should start.
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.binding.cores import (
-    AFFINITY_VARIABLE,
-    Binding,
-    allowed_cores,
-    describe_all,
-    memory_policy,
-    refuse_kmp_affinity,
-)
-from dsl.errors import OptionError
+from dsl.binding.cores import Binding, allowed_cores, describe_all, memory_policy
+from dsl.errors import OptionError, PlacementError
 from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
 
@@ -29,6 +22,9 @@ if TYPE_CHECKING:
     from dsl.machine.cpus import Topology
     from dsl.model.node import WorkerDevice
     from dsl.model.request import PlacementRequest
+
+AFFINITY_VARIABLE = "KMP_AFFINITY"
+"""Tells OpenMP where its threads run, and so undoes a binding."""
 
 
 @record
@@ -87,63 +83,61 @@ def place(wish: PlacementRequest, group: NodeGroup, facts: Facts) -> Placement:
         OptionError: two wishes exclude each other.
         PlacementError: the cores cannot be given as asked, or ``KMP_AFFINITY`` would undo the binding.
     """
-    _refuse_two_bindings(wish)
-    bindings, notices = _by_command(wish, group, facts)
-    notices += _unused_options(wish, is_bound=bool(bindings))
+    options = _bindings_asked_for(wish)
+    if len(options) > 1:
+        raise OptionError(f"{options[0]} cannot be used with {options[1]}, leave one of them out")
+    notices = _unused_options(wish, is_bound=bool(options))
     devices = shown_devices(wish, group, facts.devices)
-    is_auto = wish.bind == "auto"
-    if not is_auto and not bindings:
+    if not options:
         return Placement(devices=devices, notices=tuple(notices))
-    cpus = facts.cpus
-    if is_auto:
-        from dsl.binding.auto import bind_auto
-
-        refuse_kmp_affinity("--bind auto", group.env)
-        homes = [device.numa_node if device else None for device in devices] or [None] * group.count
-        bindings, more = bind_auto(homes, cpus.allowed, cpus.topology, strict=wish.strict)
-        notices += more
-    elif AFFINITY_VARIABLE in group.env:
+    if AFFINITY_VARIABLE in group.env:
+        if wish.numa_binding is None:
+            raise PlacementError(
+                f"{AFFINITY_VARIABLE} is set and conflicts with {options[0]}, unset one of them"
+            )
         notices.append(Notice("warning", f"{AFFINITY_VARIABLE} is set and may undo the binding in OpenMP"))
-    node_threads = len(bindings[0].cpus) if wish.bind_cores_to_rank else None
-    chosen = THREADS_VARIABLE in group.env or wish.bind_cores_to_rank
-    bindings = _with_memory(wish, bindings, cpus.topology)
+    chosen, more = _choose_cpus(wish, group, facts, devices)
+    topology = facts.cpus.topology
+    # Many workers may share the same cores, and then have the same policy: it is made once for all of them.
+    mode = wish.memory or ("beside" if wish.bind_cores_to_rank else "preferred")
+    made = {cpus: Binding(cpus, memory_policy(mode, cpus, topology)) for cpus in set(chosen)}
+    bindings = tuple([made[cpus] for cpus in chosen])
+    has_threads = THREADS_VARIABLE in group.env or wish.bind_cores_to_rank
     return Placement(
         bindings,
         devices,
-        () if chosen else _threads(bindings, cpus.allowed, cpus.topology),
-        node_threads,
-        (*notices, *_told(wish, bindings, group)),
+        () if has_threads else _threads(chosen, facts.cpus.allowed, topology),
+        len(chosen[0]) if wish.bind_cores_to_rank else None,
+        (*more, *notices, *_told(wish, bindings, group)),
     )
 
 
-def _refuse_two_bindings(wish: PlacementRequest) -> None:
-    given = []
-    if wish.bind != "none":
-        given.append(f"--bind {wish.bind}")
-    if wish.numa_binding is not None:
-        given.append("--numa-binding")
-    if wish.bind_cores_to_rank:
-        given.append("--bind_cores_to_rank")
-    if len(given) > 1:
-        raise OptionError(f"{given[0]} cannot be used with {given[1]}, leave one of them out")
+def _bindings_asked_for(wish: PlacementRequest) -> list[str]:
+    """The options that bind workers, as messages call them."""
+    return [
+        *([f"--bind {wish.bind}"] if wish.bind != "none" else []),
+        *(["--numa-binding"] if wish.numa_binding is not None else []),
+        *(["--bind_cores_to_rank"] if wish.bind_cores_to_rank else []),
+    ]
 
 
-def _by_command(
-    wish: PlacementRequest, group: NodeGroup, facts: Facts
-) -> tuple[tuple[Binding, ...], list[Notice]]:
-    """The bindings of DeepSpeed's or torchrun's option; empty if the user gave neither."""
+def _choose_cpus(
+    wish: PlacementRequest, group: NodeGroup, facts: Facts, devices: Sequence[WorkerDevice | None]
+) -> tuple[list[tuple[int, ...]], list[Notice]]:
+    """The CPUs of each worker, by the one option that is in force."""
+    cpus = facts.cpus
     if wish.bind_cores_to_rank:
         from dsl.binding.bind_cores import bind_workers
 
-        cpus = facts.cpus
-        found = bind_workers(group.count, wish.core_list, cpus.allowed, cpus.topology, group.env)
-        return tuple(found), []
-    if wish.numa_binding is None:
-        return (), []
-    from dsl.binding.torch_modes import plan_numa
+        return bind_workers(group.count, wish.core_list, cpus.allowed, cpus.topology), []
+    if wish.numa_binding is not None:
+        from dsl.binding.torch_modes import plan_numa
 
-    numa = plan_numa(wish.numa_binding, group.count, group.env, facts.devices, facts.cpus)
-    return numa.bindings, list(numa.notices)
+        return plan_numa(wish.numa_binding, group.count, group.env, facts.devices, cpus)
+    from dsl.binding.auto import bind_auto
+
+    homes = [device.numa_node if device else None for device in devices] or [None] * group.count
+    return bind_auto(homes, cpus.allowed, cpus.topology, strict=wish.strict)
 
 
 def shown_devices(
@@ -169,34 +163,22 @@ def shown_devices(
     return worker_devices(name, group.env, group.count, gpus, others, group.own)
 
 
-def _with_memory(
-    wish: PlacementRequest, bindings: Sequence[Binding], topology: Topology
-) -> tuple[Binding, ...]:
-    mode = wish.memory or ("preferred" if wish.bind == "auto" else None)
-    if mode is None:
-        return tuple(bindings)
-    # Many workers may share the same cores, and then have the same policy: it is made once for all of them.
-    policies = {cpus: memory_policy(mode, cpus, topology) for cpus in {one.cpus for one in bindings}}
-    made = {cpus: Binding(cpus, policy) for cpus, policy in policies.items()}
-    return tuple([made[one.cpus] for one in bindings])
-
-
-def _threads(bindings: Sequence[Binding], allowed: Collection[int], topology: Topology) -> tuple[int, ...]:
+def _threads(
+    chosen: Sequence[tuple[int, ...]], allowed: Collection[int], topology: Topology
+) -> tuple[int, ...]:
     """Number of physical cores of each worker; a core that n workers share counts as 1/n for each of them."""
     core_of = {cpu: core for core in allowed_cores(allowed, topology) for cpu in core}
-    users: dict[tuple[int, ...], int] = {}
-    for binding in bindings:
-        users[binding.cpus] = users.get(binding.cpus, 0) + 1
-    owned = {cpus: {core_of[cpu] for cpu in cpus} for cpus in users}
+    owned = {cpus: {core_of[cpu] for cpu in cpus} for cpus in set(chosen)}
     sharers: dict[tuple[int, ...], int] = {}
     for cpus, cores in owned.items():
+        users = chosen.count(cpus)
         for core in cores:
-            sharers[core] = sharers.get(core, 0) + users[cpus]
+            sharers[core] = sharers.get(core, 0) + users
     # Sums of equal parts may fall short of a whole number by a rounding error.
     threads = {
         cpus: max(1, int(sum([1 / sharers[core] for core in cores]) + 1e-6)) for cpus, cores in owned.items()
     }
-    return tuple([threads[binding.cpus] for binding in bindings])
+    return tuple([threads[cpus] for cpus in chosen])
 
 
 def _unused_options(wish: PlacementRequest, *, is_bound: bool) -> list[Notice]:

@@ -18,8 +18,7 @@ is only a preference: a worker that is bound to the memory of one node gets kill
 
 from __future__ import annotations
 
-from dsl._record import record
-from dsl.binding.cores import Binding
+from dsl.binding.cores import deal
 from dsl.devices.accelerators import hides_all
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
@@ -31,43 +30,17 @@ if TYPE_CHECKING:
 
     from dsl.devices.device_facts import DeviceFacts
     from dsl.devices.nvidia import Device
-    from dsl.machine.cpus import Cpus, NumaNode, Topology
-    from dsl.model.node import MemoryPolicy
+    from dsl.machine.cpus import Cpus
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
 
-@record
-class NumaPlan:
-    """A binding for each local rank, and what the user should know about how it was found."""
-
-    bindings: tuple[Binding, ...]
-    notices: tuple[Notice, ...] = ()
-
-
-@record
-class _Place:
-    """The facts that the rules need."""
-
-    topology: Topology
-    nodes: Mapping[int, tuple[int, ...]]
-    """Usable CPUs of each NUMA node that has any, by its number."""
-    homes: tuple[int, ...]
-    """NUMA nodes of the devices; if there are no devices, of the workers."""
-    names: tuple[str, ...]
-    """What messages call these devices or workers."""
-    packages: Sequence[Sequence[int]] = ()
-    """CPUs of each socket, only for the mode that needs them: they take many files to read."""
-    caches: Sequence[Sequence[int]] = ()
-    """CPUs of each last-level cache, likewise."""
-
-
 def plan_numa(
     mode: str, count: int, environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus
-) -> NumaPlan:
-    """Bind ``count`` workers by one of `MODES`, within the affinity mask that they would inherit.
+) -> tuple[list[tuple[int, ...]], list[Notice]]:
+    """The CPUs of ``count`` workers by one of `MODES`, within the affinity mask that they would inherit.
 
     ``CUDA_VISIBLE_DEVICES`` of ``environ`` says which devices there are, and in which order. Its numbers
     follow the PCI addresses, as CUDA's do for devices of one model. If the machine does not tell the NUMA
@@ -77,40 +50,74 @@ def plan_numa(
         PlacementError: there are devices, but fewer than workers; no CPU beside a worker's device may be
             used; or there are fewer cores than devices to share them exclusively.
     """
-    allowed, topology = cpus.allowed, cpus.topology
-    nodes = _usable_nodes(topology.numa_nodes, allowed)
+    nodes = _usable_nodes(cpus)
     gpus = _visible_gpus(count, environ, devices)
     if gpus:
         first = next(iter(nodes))
         homes = [first if gpu.numa_node is None else gpu.numa_node for gpu in gpus]
-        names = [f"device {gpu.address}" for gpu in gpus]
     else:
         distinct: dict[Sequence[int], int] = {}  # fake NUMA nodes have the same CPUs
         for number, members in nodes.items():
             distinct.setdefault(members, number)
         spread = list(distinct.values())
         homes = [spread[rank * len(spread) // count] for rank in range(count)]
-        names = [f"local rank {rank}" for rank in range(count)]
-    packages = cpus.packages if mode == "socket" else ()
-    caches = cpus.caches if mode == "core-complex" else ()
-    place = _Place(topology, nodes, tuple(homes), tuple(names), packages, caches)
-    bindings = tuple([_bind(mode, rank, place, allowed) for rank in range(count)])
-    return NumaPlan(bindings, tuple(_notices(mode, gpus, nodes, environ)))
+    found = []
+    for rank, home in enumerate(homes[:count]):
+        name = f"device {gpus[rank].address}" if gpus else f"local rank {rank}"
+        if home not in nodes:
+            raise PlacementError(
+                f"--numa-binding {mode}: {name} is at NUMA node {home}, none of whose CPUs may be used "
+                f"(only {format_ranges(cpus.allowed)}), widen the affinity mask or leave it out"
+            )
+        chosen = _choose(mode, home, homes[:rank].count(home), homes.count(home), nodes, cpus)
+        if not chosen:
+            cores = len(_cut(cpus.topology.cores, nodes[home]))
+            raise PlacementError(
+                f"--numa-binding {mode}: {name} is one of {homes.count(home)} at NUMA node {home}, which has "
+                f"{cores} core{'' if cores == 1 else 's'} that may be used, choose another mode"
+            )
+        found.append(chosen)
+    return found, _notices(mode, gpus, nodes, environ)
 
 
-def _usable_nodes(numa_nodes: Iterable[NumaNode], allowed: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def _choose(
+    mode: str, home: int, position: int, sharers: int, nodes: Mapping[int, tuple[int, ...]], cpus: Cpus
+) -> tuple[int, ...]:
+    """CPUs of the device at this position among all devices of its home; empty if there are too few cores."""
+    own = nodes[home]
+    if mode == "socket":  # a node is in the socket of its first CPU
+        package = next((package for package in cpus.packages if own[0] in package), own)
+        return tuple(sorted({cpu for node in nodes.values() if node[0] in package for cpu in node}))
+    if mode == "exclusive":
+        cores = [core for _, core in sorted(_cut(cpus.topology.cores, own).items())]
+        mine = deal(cores, sharers)[position] if len(cores) >= sharers else ()
+        return tuple(sorted([cpu for core in mine for cpu in core]))
+    if mode == "core-complex":
+        caches = sorted(_cut(cpus.caches, own).items(), key=lambda item: (-len(item[1]), item[0]))
+        # The kernel of some virtual machines names no cache.
+        return caches[position % len(caches)][1] if caches else own
+    return own
+
+
+def _usable_nodes(cpus: Cpus) -> dict[int, tuple[int, ...]]:
     """Usable CPUs of each NUMA node that has any; all CPUs are one node if the kernel knows no nodes."""
-    may_be_used = frozenset(allowed)
-    usable = {node.number: tuple([cpu for cpu in node.cpus if cpu in may_be_used]) for node in numa_nodes}
-    return {number: cpus for number, cpus in usable.items() if cpus} or {0: tuple(allowed)}
+    nodes = {node.number: node.cpus for node in cpus.topology.numa_nodes}
+    return _cut_each(nodes, cpus.allowed) or {0: tuple(cpus.allowed)}
 
 
 def _visible_gpus(count: int, environ: Mapping[str, str], devices: DeviceFacts) -> Sequence[Device]:
     """Visible devices in CUDA's order; empty if there are none, or if the user hides them all."""
     value = environ.get(VISIBLE_VARIABLE)
     gpus = () if value is not None and hides_all(value) else devices.gpus
-    shown = _shown(value, gpus, devices) if gpus else ()
-    if gpus and count > len(shown):
+    if not gpus:
+        return ()
+    from dsl.devices.masks import read_entries
+    from dsl.devices.nvidia import visible_devices
+
+    # Only the driver knows all MIG instances. A process sees one, but each worker may show itself another.
+    is_divided = (read_entries(value) or ("",))[0].startswith("MIG-")
+    shown = visible_devices(value, devices.survey.devices if is_divided else gpus, alone=is_divided)
+    if count > len(shown):
         text = f"{len(shown)} device{'' if len(shown) == 1 else 's'} can be seen"
         where = "" if value is None else f" ({VISIBLE_VARIABLE}={value})"
         raise PlacementError(
@@ -120,81 +127,15 @@ def _visible_gpus(count: int, environ: Mapping[str, str], devices: DeviceFacts) 
     return shown
 
 
-def _shown(value: str | None, gpus: Sequence[Device], devices: DeviceFacts) -> Sequence[Device]:
-    from dsl.devices.masks import read_entries
-    from dsl.devices.nvidia import visible_devices
-
-    # Only the driver knows all MIG instances. A process sees one, but each worker may show itself another.
-    is_divided = (read_entries(value) or ("",))[0].startswith("MIG-")
-    return visible_devices(value, devices.survey.devices if is_divided else gpus, alone=is_divided)
-
-
-def _bind(mode: str, rank: int, place: _Place, allowed: Sequence[int]) -> Binding:
-    home = place.homes[rank]
-    own = place.nodes.get(home)
-    if own is None:
-        raise PlacementError(
-            f"--numa-binding {mode}: {place.names[rank]} is at NUMA node {home}, none of whose CPUs may be "
-            f"used (only {format_ranges(allowed)}), widen the affinity mask or leave it out"
-        )
-    if mode == "socket":
-        cpus = _socket(own, place)
-    elif mode == "exclusive":
-        cpus = _share(rank, own, place)
-    elif mode == "core-complex":
-        cpus = _complex(rank, own, place)
-    else:
-        cpus = own
-    return Binding(cpus, _memory(cpus, home, place.topology.numa_nodes))
-
-
-def _socket(own: Sequence[int], place: _Place) -> tuple[int, ...]:
-    """CPUs of all NUMA nodes in the socket of ``own``. A node is in the socket of its first CPU."""
-    package = next((package for package in place.packages if own[0] in package), tuple(own))
-    cpus = {cpu for node in place.nodes.values() if node[0] in package for cpu in node}
-    return tuple(sorted(cpus))
-
-
-def _share(rank: int, own: Sequence[int], place: _Place) -> tuple[int, ...]:
-    cores = sorted(_cut(place.topology.cores, own).items())
-    position, sharers = _position(rank, place)
-    if len(cores) < sharers:
-        raise PlacementError(
-            f"--numa-binding exclusive: {place.names[rank]} is one of {sharers} at NUMA node "
-            f"{place.homes[rank]}, which has {len(cores)} core{'' if len(cores) == 1 else 's'} that may be "
-            "used, choose another mode"
-        )
-    each, left = divmod(len(cores), sharers)
-    begin = position * each + min(position, left)
-    end = begin + each + (position < left)
-    return tuple(sorted([cpu for _, core in cores[begin:end] for cpu in core]))
-
-
-def _complex(rank: int, own: Sequence[int], place: _Place) -> tuple[int, ...]:
-    caches = sorted(_cut(place.caches, own).items(), key=lambda item: (-len(item[1]), item[0]))
-    if not caches:
-        return tuple(own)  # the kernel names none, as in some virtual machines
-    return caches[_position(rank, place)[0] % len(caches)][1]
-
-
 def _cut(groups: Iterable[Sequence[int]], own: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """The part of each group that is in ``own``, by the first CPU of the whole group."""
+    return _cut_each({group[0]: group for group in groups}, own)
+
+
+def _cut_each(groups: Mapping[int, Sequence[int]], own: Sequence[int]) -> dict[int, tuple[int, ...]]:
     mine = frozenset(own)
-    found = {group[0]: tuple([cpu for cpu in group if cpu in mine]) for group in groups}
-    return {first: cpus for first, cpus in found.items() if cpus}
-
-
-def _position(rank: int, place: _Place) -> tuple[int, int]:
-    """Place of a worker's device among the devices of its NUMA node, and their number."""
-    home = place.homes[rank]
-    return place.homes[:rank].count(home), place.homes.count(home)
-
-
-def _memory(cpus: Iterable[int], home: int, numa_nodes: Iterable[NumaNode]) -> MemoryPolicy | None:
-    for node in numa_nodes:
-        if node.number == home and node.usable_memory and set(cpus) <= set(node.cpus):
-            return ("preferred", (home,))
-    return None
+    found = {key: tuple([cpu for cpu in group if cpu in mine]) for key, group in groups.items()}
+    return {key: cpus for key, cpus in found.items() if cpus}
 
 
 def _notices(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.machine import numa_table
+from tests.support.machine import make_facts, numa_table
 from tests.support.outcome import assert_one_line, error_of
 
-from dsl.binding.bind_cores import CPU_LIMIT, bind_workers, parse_core_list
+from dsl.binding.bind_cores import CPU_LIMIT, parse_core_list
 from dsl.binding.cores import Binding, describe, describe_all
+from dsl.binding.placement import NodeGroup, place
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology
+from dsl.model.request import PlacementRequest
 
 cores = st.sets(st.integers(0, CPU_LIMIT - 1), min_size=1, max_size=64).map(sorted)
 
@@ -56,8 +58,12 @@ def test_a_bad_core_list_names_the_part_that_is_wrong(text: str, message: str) -
     assert message in str(caught.value)
 
 
-def _bind(count: int, core_list: str | None, allowed: set[int], topology: Topology) -> list[Binding]:
-    return bind_workers(count, core_list, allowed, topology, {})
+def _bind(
+    count: int, core_list: str | None, allowed: set[int], topology: Topology, **environ: str
+) -> tuple[Binding, ...]:
+    wish = PlacementRequest(bind_cores_to_rank=True, core_list=core_list)
+    facts = make_facts(allowed=allowed, topology=topology)
+    return place(wish, NodeGroup(count, environ), facts).bindings
 
 
 def test_one_thread_of_each_core_that_may_be_used_and_no_other_cpu() -> None:
@@ -105,7 +111,7 @@ def test_cores_that_cannot_be_given(
     count: int, core_list: str | None, environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(PlacementError) as caught:
-        bind_workers(count, core_list, {0, 1, 3}, Topology(), environ)
+        _bind(count, core_list, {0, 1, 3}, Topology(), **environ)
     assert str(caught.value).startswith(message)
 
 

@@ -11,11 +11,13 @@ from tests.support.machine import make_facts, numa_table
 from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
-from dsl.binding.torch_modes import MODES, NumaPlan, plan_numa
+from dsl.binding.placement import NodeGroup, Placement, place
+from dsl.binding.torch_modes import MODES
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology
+from dsl.model.request import PlacementRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,8 +48,8 @@ def _host(
     )
 
 
-def _plan(mode: str, count: int, host: Facts, **environ: str) -> NumaPlan:
-    return plan_numa(mode, count, environ, host.devices, host.cpus)
+def _plan(mode: str, count: int, host: Facts, **environ: str) -> Placement:
+    return place(PlacementRequest(numa_binding=mode), NodeGroup(count, environ), host)
 
 
 def _cpus(mode: str, count: int, host: Facts, **environ: str) -> list[str]:

@@ -53,7 +53,7 @@ OWN_FUNCTIONS = {
     *(("autotune/setup.py", ""), ("autotune/tuner.py", "")),
     *(("autotune/ds_config.py", name) for name in ("", "find_config")),
     # A conflict of options names those that were given.
-    ("binding/placement.py", "_refuse_two_bindings"),
+    ("binding/placement.py", "_bindings_asked_for"),
 }
 
 
