@@ -61,17 +61,16 @@ def parse_signals(
         why = "cannot be taken" if number in UNTAKEABLE else ""
         if number in JOB_CONTROL:
             why = job_control
-        is_signal = 1 <= number <= LAST
-        if warnings is not None and not is_signal:
-            why = "is no signal and has no effect, expected names such as SIGUSR1"
-            warnings.append(f"{option} {quote(text)}: {quote(item.strip())} {why}")
-            continue
-        if why or not is_signal:
+        problem = f"{signal_word(number)} {why}" if why else ""
+        if not 1 <= number <= LAST:
+            if warnings is not None:
+                why = "is no signal and has no effect, expected names such as SIGUSR1"
+                warnings.append(f"{option} {quote(text)}: {quote(item.strip())} {why}")
+                continue
+            problem = f"{quote(item.strip())} is no signal, expected names such as SIGUSR1"
+        if problem:
             from dsl.errors import OptionError
 
-            problem = f"{signal_word(number)} {why}"
-            if not why:
-                problem = f"{quote(item.strip())} is no signal, expected names such as SIGUSR1"
             raise OptionError(f"{option} {quote(text)}: {problem}")
         found[number] = None
     return tuple(found)

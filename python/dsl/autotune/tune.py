@@ -207,9 +207,8 @@ def device_memory(hosts: ActiveHosts, count: int, given: int | None, facts: Fact
 
     slots = ",".join(map(str, hosts.hosts[0].slots))
     found = visible_devices(hosts.visible_devices or slots, facts.devices.survey.devices)[:count]
-    free = facts.devices.free_memory
     # A device that is divided into instances reports its free memory as a whole, not for each instance.
-    sizes = [one.memory_bytes if one.mig else free.get(one.index, one.memory_bytes) for one in found]
+    sizes = [one.memory_bytes if one.mig or one.free_bytes is None else one.free_bytes for one in found]
     return min([size for size in sizes if size is not None], default=None)
 
 

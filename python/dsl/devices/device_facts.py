@@ -30,7 +30,6 @@ class DeviceFacts:
     def __init__(self, root: str = "/") -> None:
         self._root = root
         self._counts: dict[str, int] = {}
-        self._places: dict[tuple[str, str], Sequence[LocatedDevice]] = {}
 
     @kept
     def cuda_count(self) -> int:
@@ -61,12 +60,8 @@ class DeviceFacts:
         if name == "cuda" and not os.path.exists(os.path.join(self._root, "dev/kfd")):
             return ()
         from dsl.devices.locations import read_devices
-        from dsl.devices.masks import level_zero_hierarchy
 
-        key = (name, level_zero_hierarchy(environ))
-        if key not in self._places:
-            self._places[key] = read_devices(name, environ, self._root)
-        return self._places[key]
+        return read_devices(name, environ, self._root)
 
     @kept
     def gpus(self) -> Sequence[Device]:
@@ -83,13 +78,6 @@ class DeviceFacts:
         from dsl.devices.nvidia import survey
 
         return survey(self._root)
-
-    @kept
-    def free_memory(self) -> Mapping[int, int]:
-        """Free memory of NVIDIA devices in bytes, by their numbers, at the first call."""
-        from dsl.devices.nvidia import free_memory
-
-        return free_memory(self._root)
 
 
 def find_other_accelerator(root: str = "/") -> str | None:
@@ -133,6 +121,7 @@ def count_cuda_devices(
     if ask_driver is None:
         from dsl.devices import nvidia
 
-        ask_driver = nvidia.count
-    answer = ask_driver()
+        answer = nvidia.count(root)
+    else:
+        answer = ask_driver()
     return (in_dev or in_proc) if answer is None else answer

@@ -1,7 +1,7 @@
 """The device of each worker and where it sits, for ``--bind auto``, ``--report-bindings`` and dry runs.
 
-`dsl.devices.nvidia` finds NVIDIA's devices; this module finds the others, by files.
-It is imported only if there is a device, and an option that asks where devices sit.
+`dsl.devices.nvidia` finds NVIDIA's devices; this module finds the others, by files. It is imported only if
+there may be a device.
 
 Sources: the kernel's documentation of sysfs for PCI devices (``numa_node``, -1 where it is not known), for
 amdgpu (``product_name``) and for habanalabs (``pci_addr``, ``device_type``, ``module_id``); amdkfd's topology
@@ -26,9 +26,14 @@ from dsl.devices.masks import (
     resolve_level_zero,
     resolve_rocm,
 )
-from dsl.devices.nvidia import visible_devices
-from dsl.devices.others import gaudi_folders, intel_cards, rocm_name, rocm_nodes
-from dsl.machine.kernel_files import list_names, pci_address, read_fact, read_fields, read_numa_node
+from dsl.machine.kernel_files import (
+    list_names,
+    numbered,
+    pci_address,
+    read_fact,
+    read_fields,
+    read_numa_node,
+)
 from dsl.model.node import WorkerDevice
 
 TYPE_CHECKING = False
@@ -64,17 +69,18 @@ def worker_devices(
 
     def see(values: Mapping[str, str]) -> Sequence[WorkerDevice | None]:
         if gpus:
-            return [_nvidia_device(gpu) for gpu in visible_devices(values.get(CUDA_VARIABLE), gpus)]
+            from dsl.devices.nvidia import visible_devices
+
+            return [
+                WorkerDevice(gpu.model or gpu.uuid or "NVIDIA device", gpu.address, gpu.numa_node)
+                for gpu in visible_devices(values.get(CUDA_VARIABLE), gpus)
+            ]
         return seen_devices(name, values, others)
 
     if own:
         return tuple([next(iter(see({**env, **variables})), None) for variables in own])
     seen = see(env)
     return tuple([seen[rank] if rank < len(seen) else None for rank in range(count)])
-
-
-def _nvidia_device(gpu: Device) -> WorkerDevice:
-    return WorkerDevice(gpu.model or gpu.uuid or "NVIDIA device", gpu.address, gpu.numa_node)
 
 
 def seen_devices(
@@ -108,7 +114,7 @@ def read_devices(name: str, environ: Mapping[str, str], root: str = "/") -> tupl
     ``cuda`` stands for AMD's devices. Level Zero's depend on ``ZE_FLAT_DEVICE_HIERARCHY`` of ``environ``.
     """
     if name == "cuda":
-        return tuple([_amd_device(node, root) for node in rocm_nodes(root)])
+        return tuple([_amd_device(node, root) for node in _rocm_nodes(root)])
     if name == "xpu":
         return _intel_devices(root, composite=level_zero_hierarchy(environ) == "COMPOSITE")
     if name == "hpu":
@@ -121,6 +127,27 @@ def _place(label: str, address: str, root: str, name: str = "") -> LocatedDevice
     return LocatedDevice(WorkerDevice(label, address, node), name)
 
 
+def _rocm_nodes(root: str) -> list[dict[str, str]]:
+    """The properties of the AMD devices that ROCm can use, in its order.
+
+    A node of kfd's topology counts if it has compute units, we may read its properties, and we have its
+    render node. A container sees the other nodes, too, but cannot read their properties.
+    """
+    if not os.path.exists(os.path.join(root, "dev/kfd")):
+        return []
+    base = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    found = []
+    for node in sorted(numbered(base, ""), key=int):
+        lines = read_fact(f"{base}/{node}/properties").splitlines()
+        fields = dict([line.split(" ", 1) for line in lines if " " in line])
+        render = fields.get("drm_render_minor", "0")
+        if fields.get("simd_count", "0") == "0":
+            continue
+        if render == "0" or os.path.exists(os.path.join(root, f"dev/dri/renderD{render}")):
+            found.append(fields)
+    return found
+
+
 def _amd_device(node: Mapping[str, str], root: str) -> LocatedDevice:
     folder = os.path.join(root, f"sys/class/drm/renderD{node.get('drm_render_minor', '0')}/device")
     address = os.path.basename(os.path.realpath(folder))
@@ -129,7 +156,9 @@ def _amd_device(node: Mapping[str, str], root: str) -> LocatedDevice:
         address = _kfd_address(node)
         folder = os.path.join(root, "sys/bus/pci/devices", address)
     label = read_fact(f"{folder}/product_name") if address else ""
-    return _place(label or _amd_label(node), address, root, rocm_name(node))
+    # A device without a serial number is `GPU-XX`, which no name is meant to match.
+    serial = _number(node, "unique_id")
+    return _place(label or _amd_label(node), address, root, f"GPU-{serial:016x}" if serial else "GPU-XX")
 
 
 def _kfd_address(node: Mapping[str, str]) -> str:
@@ -154,15 +183,46 @@ def _number(node: Mapping[str, str], field: str) -> int:
 
 
 def _intel_devices(root: str, *, composite: bool) -> tuple[LocatedDevice, ...]:
+    """Intel GPUs whose render node we have, in the order of their PCI addresses, which is Level Zero's.
+
+    ``composite``: a card is one device; else each of its tiles is. Integrated GPUs count only if there are no
+    others, as in torch. They sit at 00:02.0.
+    """
+    cards = []
+    base = os.path.join(root, "sys/class/drm")
+    for name in numbered(base, "renderD"):
+        folder = f"{base}/{name}/device"
+        if read_fact(f"{folder}/vendor") == "0x8086" and os.path.exists(os.path.join(root, "dev/dri", name)):
+            cards.append((os.path.basename(os.path.realpath(folder)), folder))
+    discrete = [card for card in cards if not card[0].endswith(":00:02.0")]
     found = []
-    for card in intel_cards(root):
-        label = f"Intel GPU {read_fact(f'{card.folder}/device').removeprefix('0x')}".rstrip()
-        if composite or card.tiles == 1:
-            found.append(_place(label, card.address, root))
-        else:
-            tiles = range(card.tiles)
-            found.extend([_place(f"{label} tile {tile}", card.address, root) for tile in tiles])
+    # Longer domains are higher ones.
+    for address, folder in sorted(discrete or cards, key=lambda card: (len(card[0]), card[0])):
+        label = f"Intel GPU {read_fact(f'{folder}/device').removeprefix('0x')}".rstrip()
+        tiles = 1 if composite or not discrete else _count_tiles(folder)
+        found += [
+            _place(f"{label} tile {one}" if tiles > 1 else label, address, root) for one in range(tiles)
+        ]
     return tuple(found)
+
+
+def _count_tiles(device: str) -> int:
+    tiles = len(numbered(device, "tile"))  # xe
+    if not tiles:
+        for card in numbered(f"{device}/drm", "card"):  # i915
+            tiles = len(numbered(f"{device}/drm/{card}/gt", "gt"))
+    return max(tiles, 1)
+
+
+def gaudi_folders(root: str) -> list[str]:
+    """The folder in sysfs of each Gaudi that we have. Other accel devices (NPUs of laptops) are skipped."""
+    found = []
+    for name in numbered(os.path.join(root, "dev/accel"), "accel"):
+        device = os.path.join(root, "sys/class/accel", name, "device")
+        vendor = read_fact(f"{device}/vendor")
+        if read_fact(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3":
+            found.append(device)
+    return found
 
 
 def _gaudi_devices(root: str) -> tuple[LocatedDevice, ...]:

@@ -170,26 +170,16 @@ def count_visible(
     return min(len(entries), count)
 
 
-def count_rocm(environ: Mapping[str, str], count: int, names: Sequence[str] = ()) -> int:
-    """How many of ``count`` AMD devices a process sees: ROCR's variable first, then HIP's among the rest.
-
-    HIP reads ``HIP_VISIBLE_DEVICES``, or ``CUDA_VISIBLE_DEVICES`` if the former is not set.
-    """
-    if names:
-        return len(resolve_rocm(environ, names[:count]))
-    left = count_visible(environ.get("ROCR_VISIBLE_DEVICES"), count, (), ROCR)
-    return count_visible(_hip_value(environ), left, (), ROCR)
-
-
 def resolve_rocm(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int, ...]:
-    """Positions of the visible devices among the AMD devices with these names, see `count_rocm`."""
+    """Positions of the AMD devices with these names that a process sees, in its order.
+
+    ROCR's variable chooses first, then HIP's among the rest. HIP reads ``HIP_VISIBLE_DEVICES``, or
+    ``CUDA_VISIBLE_DEVICES`` if the former is not set.
+    """
     left = resolve(environ.get("ROCR_VISIBLE_DEVICES"), len(names), names, ROCR)
-    seen = resolve(_hip_value(environ), len(left), [names[each] for each in left], ROCR)
+    value = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+    seen = resolve(value, len(left), [names[each] for each in left], ROCR)
     return tuple([left[each] for each in seen])
-
-
-def _hip_value(environ: Mapping[str, str]) -> str | None:
-    return environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def level_zero_hierarchy(environ: Mapping[str, str]) -> str:
@@ -219,23 +209,6 @@ def resolve_level_zero(environ: Mapping[str, str], count: int) -> tuple[int, ...
         return tuple(range(count))
     numbers = {int(entry.partition(".")[0]) for entry in entries}
     return tuple(sorted([number for number in numbers if number < count]))
-
-
-def masks(shown: Sequence[str] | None, count: int, variable: str) -> tuple[str, ...]:
-    """Value of the variable for each of ``count`` workers, so that each sees a device of its own.
-
-    ``shown``: the devices that the workers may use; None: all devices.
-
-    Raises:
-        FilterError: there are too few devices.
-    """
-    if shown is None:
-        return tuple([str(number) for number in range(count)])
-    if len(shown) < count:
-        raise FilterError(
-            f"{count} workers need as many devices, but {variable}={','.join(shown)} names {len(shown)}"
-        )
-    return tuple(shown[:count])
 
 
 def worker_choices(variable: str, environ: Mapping[str, str], total: int, count: int) -> list[str]:

@@ -124,13 +124,13 @@ def own_devices(
 
 
 def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[str, str], ...]:
-    from dsl.devices.masks import masks
-
     variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
     value = environ.get(variable)
-    shown = None if value is None else [entry.strip() for entry in value.split(",")]
-    names = dict.fromkeys((DEVICES_VARIABLE, variable))
-    return tuple([dict.fromkeys(names, device) for device in masks(shown, count, variable)])
+    shown = [*map(str, range(count))] if value is None else [entry.strip() for entry in value.split(",")]
+    if len(shown) < count:
+        named = f"{variable}={','.join(shown)} names {len(shown)}"
+        raise FilterError(f"{count} workers need as many devices, but {named}")
+    return tuple([dict.fromkeys((DEVICES_VARIABLE, variable), device) for device in shown[:count]])
 
 
 def _own_values(

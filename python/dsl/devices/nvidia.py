@@ -61,6 +61,8 @@ class Device:
     """Its number for NVML."""
     memory_bytes: int | None = None
     mig: tuple[MigInstance, ...] = ()
+    free_bytes: int | None = None
+    """Free memory when we asked; of a divided GPU as a whole."""
 
 
 @record
@@ -96,74 +98,41 @@ def survey(root: str = "/", nvml: Open | None = None) -> Survey:
     return Survey(devices, "nvml", problems)
 
 
-def devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
-    """The devices of `survey`."""
-    return survey(root, nvml).devices
-
-
-def free_memory(root: str = "/", nvml: Open | None = None) -> dict[int, int]:
-    """Free memory in bytes, by the numbers of NVML, without devices that do not tell theirs."""
-    if not has_nvidia_driver(root):
-        return {}
-    from dsl.devices.nvml import Nvml, NvmlError
-
-    try:
-        with (nvml or Nvml)() as driver:
-            labels, _ = _labels(driver)
-            found = {int(label): _ask(driver, "free_bytes", label) for label in labels}
-    except NvmlError:
-        return {}
-    return {number: size for number, size in found.items() if size is not None}
-
-
 def quick_devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
-    """The devices of `read_devices` if the driver lists every device file, else those of `devices`.
+    """The devices of `read_devices` if the driver lists every device file, else those of `survey`.
 
     Opening NVML wakes every GPU, which takes tenths of a second; files answer in microseconds.
     """
     files = _device_files(root)
     base = os.path.join(root, "proc/driver/nvidia/gpus")
     minors = {read_fields(f"{base}/{name}/information").get("Device Minor", "") for name in list_names(base)}
-    return read_devices(root) if files and files <= minors else devices(root, nvml)
+    return read_devices(root) if files and files <= minors else survey(root, nvml).devices
 
 
-def count(nvml: Open | None = None) -> int | None:
+def count(root: str = "/", nvml: Open | None = None) -> int | None:
     """Number of devices that the driver lets us use; None when it does not answer."""
-    from dsl.devices.nvml import Nvml, NvmlError
-
-    try:
-        with (nvml or Nvml)() as driver:
-            return len(_labels(driver)[0])
-    except NvmlError:
-        return None
+    found = survey(root, nvml)
+    return len(found.devices) if found.source == "nvml" else None
 
 
-def _labels(driver: Driver) -> tuple[list[str], tuple[str, ...]]:
-    """Labels of the devices that answer, and a line for each that does not.
+def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """The devices that answer, and a line for each that does not.
 
     NVML also counts devices of other containers, but refuses to open them; they are left out silently.
     """
     from dsl.devices.nvml import NO_PERMISSION, NvmlError
 
-    labels, problems, refused = [], [], 0
+    found, problems, refused = [], [], 0
     total = driver.ask("count")
     for number in range(total):
         try:
-            labels.append(driver.ask("device", "", number))
+            label = driver.ask("device", "", number)
         except NvmlError as error:
             if error.code == NO_PERMISSION:
                 refused += 1
             else:
                 problems.append(f"GPU {number} is left out: {error.reason}")
-    if refused and refused == total:
-        raise NvmlError(NO_PERMISSION, "no permission")
-    return labels, tuple(problems)
-
-
-def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    found = []
-    labels, problems = _labels(driver)
-    for label in labels:
+            continue
         address = pci_address(_ask(driver, "address", label) or "")
         nodes = _ask(driver, "numa_nodes", label) or []
         uuid = _ask(driver, "uuid", label) or ""
@@ -176,9 +145,12 @@ def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[s
                 index=int(label),
                 memory_bytes=_ask(driver, "memory_bytes", label),
                 mig=_ask_instances(driver, label, uuid) if _ask(driver, "mig_on", label) else (),
+                free_bytes=_ask(driver, "free_bytes", label),
             )
         )
-    return tuple(found), problems
+    if refused and refused == total:
+        raise NvmlError(NO_PERMISSION, "no permission")
+    return tuple(found), tuple(problems)
 
 
 def _ask(driver: Driver, question: str, device: str, number: int = 0) -> Any:

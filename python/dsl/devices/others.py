@@ -15,9 +15,10 @@ import sys
 
 from dsl._record import record
 from dsl.devices.accelerators import ACCELERATORS
-from dsl.devices.masks import GRAMMARS, count_rocm, count_visible, level_zero_hierarchy
+from dsl.devices.locations import gaudi_folders, read_devices
+from dsl.devices.masks import GRAMMARS, count_visible, resolve_rocm
 from dsl.errors import AcceleratorError
-from dsl.machine.kernel_files import has_intel_torch, numbered, read_fact
+from dsl.machine.kernel_files import has_intel_torch, numbered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,20 +49,14 @@ print("devices", int(found()), flush=True)
 """
 
 
-def _numbered(folder: str, prefix: str) -> Counter:
-    """Counts device files such as ``/dev/davinci0``; a container has those that it was given."""
-    return lambda root: len(numbered(os.path.join(root, folder), prefix))
+def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
+    """Number of AMD devices that ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES`` leave visible.
 
-
-def gaudi_folders(root: str) -> list[str]:
-    """The folder in sysfs of each Gaudi that we have. Other accel devices (NPUs of laptops) are skipped."""
-    found = []
-    for name in numbered(os.path.join(root, "dev/accel"), "accel"):
-        device = os.path.join(root, "sys/class/accel", name, "device")
-        vendor = read_fact(f"{device}/vendor")
-        if read_fact(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3":
-            found.append(device)
-    return found
+    HIP reads ``CUDA_VISIBLE_DEVICES`` if its own variable is not set, but we ignore it here: it is the
+    accelerator's own variable, as for NVIDIA devices.
+    """
+    rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return len(resolve_rocm(rest, [one.name for one in read_devices("cuda", environ, root)]))
 
 
 def count_gaudi(root: str) -> int:
@@ -69,88 +64,9 @@ def count_gaudi(root: str) -> int:
     return len(gaudi_folders(root)) or len(numbered(os.path.join(root, "dev"), "hl"))
 
 
-@record
-class IntelCard:
-    """An Intel GPU: its PCI address, its folder in sysfs, and its number of tiles."""
-
-    address: str
-    folder: str
-    tiles: int
-
-
-def intel_cards(root: str) -> list[IntelCard]:
-    """Intel GPUs whose render node we have, in the order of their PCI addresses, which is Level Zero's.
-
-    Integrated GPUs count only if there are no others, as in torch. They sit at 00:02.0.
-    """
-    integrated, discrete = [], []
-    base = os.path.join(root, "sys/class/drm")
-    for name in numbered(base, "renderD"):
-        folder = f"{base}/{name}/device"
-        has_node = os.path.exists(os.path.join(root, "dev/dri", name))
-        if read_fact(f"{folder}/vendor") != "0x8086" or not has_node:
-            continue
-        address = os.path.basename(os.path.realpath(folder))
-        if address.endswith(":00:02.0"):
-            integrated.append(IntelCard(address, folder, 1))
-        else:
-            discrete.append(IntelCard(address, folder, _count_tiles(folder)))
-    # Longer domains are higher ones.
-    return sorted(discrete or integrated, key=lambda card: (len(card.address), card.address))
-
-
-def count_intel(root: str, hierarchy: str = "") -> int:
-    """Intel GPUs by tiles, as Level Zero counts them; by cards with the ``hierarchy`` ``COMPOSITE``."""
-    return sum([1 if hierarchy == "COMPOSITE" else card.tiles for card in intel_cards(root)])
-
-
-def _count_tiles(device: str) -> int:
-    tiles = len(numbered(device, "tile"))  # xe
-    if not tiles:
-        for card in numbered(f"{device}/drm", "card"):  # i915
-            tiles = len(numbered(f"{device}/drm/{card}/gt", "gt"))
-    return max(tiles, 1)
-
-
-def rocm_nodes(root: str = "/") -> list[dict[str, str]]:
-    """The properties of the AMD devices that ROCm can use, in its order.
-
-    A node of kfd's topology counts if it has compute units, we may read its properties, and we have its
-    render node. A container sees the other nodes, too, but cannot read their properties.
-    """
-    if not os.path.exists(os.path.join(root, "dev/kfd")):
-        return []
-    base = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
-    found = []
-    for node in sorted(numbered(base, ""), key=int):
-        lines = read_fact(f"{base}/{node}/properties").splitlines()
-        fields = dict([line.split(" ", 1) for line in lines if " " in line])
-        render = fields.get("drm_render_minor", "0")
-        if fields.get("simd_count", "0") == "0":
-            continue
-        if render == "0" or os.path.exists(os.path.join(root, f"dev/dri/renderD{render}")):
-            found.append(fields)
-    return found
-
-
-def rocm_name(node: Mapping[str, str]) -> str:
-    """The name that ``ROCR_VISIBLE_DEVICES`` takes for a node of `rocm_nodes`.
-
-    A device without a serial number is ``GPU-XX``, which no name is meant to match.
-    """
-    serial = node.get("unique_id", "0")
-    return f"GPU-{int(serial):016x}" if serial.isdigit() and serial != "0" else "GPU-XX"
-
-
-def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
-    """Number of AMD devices that ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES`` leave visible.
-
-    HIP reads ``CUDA_VISIBLE_DEVICES`` if its own variable is not set, but we ignore it here: it is the
-    accelerator's own variable, as for NVIDIA devices.
-    """
-    names = [rocm_name(node) for node in rocm_nodes(root)]
-    rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return count_rocm(rest, len(names), names)
+def _numbered(folder: str, prefix: str) -> Counter:
+    """Counts device files such as ``/dev/davinci0``; a container has those that it was given."""
+    return lambda root: len(numbered(os.path.join(root, folder), prefix))
 
 
 @record
@@ -168,7 +84,7 @@ class Counting:
 
 
 COUNTINGS = {
-    "xpu": Counting(count_intel, "", "torch.xpu.device_count"),
+    "xpu": Counting(lambda root: len(read_devices("xpu", {}, root)), "", "torch.xpu.device_count"),
     "npu": Counting(_numbered("dev", "davinci"), "torch_npu", "torch.npu.device_count"),
     "sdaa": Counting(_numbered("dev", "tcaicard"), "torch_sdaa", "torch.sdaa.device_count", exact=False),
     "mps": Counting(lambda _root: int(sys.platform == "darwin"), "", "torch.mps.device_count"),
@@ -178,9 +94,6 @@ COUNTINGS = {
     "klxpu": Counting(_numbered("dev", "xpu"), "torch_xmlir", "torch.cuda.device_count"),
 }
 """By accelerator, in the order in which DeepSpeed looks for them; CUDA devices come after all of them."""
-
-SUB_VARIABLES = {"hpu": "HABANA_VISIBLE_MODULES"}
-"""Variables besides the accelerator's own that limit what a process sees. We leave them to the user."""
 
 
 def find_accelerator(root: str = "/", path: Sequence[str] | None = None) -> str | None:
@@ -220,14 +133,14 @@ def count_accelerator(
     """
     counting = COUNTINGS[name]
     hidden = ACCELERATORS[name].visible_variable
-    found = count_intel(root, level_zero_hierarchy(environ)) if name == "xpu" else counting.files(root)
+    found = len(read_devices("xpu", environ, root)) if name == "xpu" else counting.files(root)
     if found and not counting.exact:
         if ask is None:
             ask = ask_plug_in
         shown = {key: environ[key] for key in environ if key != hidden}
         found = ask(counting.plug_in, counting.function, shown)
-    variable = SUB_VARIABLES.get(name)
-    if variable is None or variable not in environ:
+    variable = "HABANA_VISIBLE_MODULES"  # for processes, beside the accelerator's own; the user sets it
+    if name != "hpu" or variable not in environ:
         return found
     # Module numbers are not indices: the modules that we were given may have any numbers.
     return min(found, count_visible(environ[variable], 64, (), GRAMMARS[variable]))

@@ -28,8 +28,6 @@ LARGEST_SCRIPT = 4 * 1024
 """Most bytes of a script that is compiled to find mistakes: Python compiles two to four in a microsecond."""
 LARGEST_SHELL_SCRIPT = 256 * 1024
 """The same limit for a script that names a shell: the compiler stops early in it."""
-LONGEST_ARCHIVE_END = 22 + 0xFFFF
-"""Most bytes after the last file of a zip archive: a record, and a comment."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh", "fish"})
 
 # A package that contains one of these words may look for its modules in other places.
@@ -95,16 +93,10 @@ def _check_text(script: str, flavour: Flavour, folder: str) -> None:
         return
     try:
         with open(path, "rb", buffering=0) as file:
-            text = file.read(LARGEST_SCRIPT + 1)
-            kind = _foreign_kind(text)
-            if kind == "ELF":
-                file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_ARCHIVE_END, 0))
-            if kind:
-                text += file.read(LARGEST_SHELL_SCRIPT)
+            text = file.read(LARGEST_SHELL_SCRIPT + 1)
     except OSError:
         return
-    if kind == "ELF" and b"PK\5\6" in text:  # Python runs a zip archive that is appended to a program
-        return
+    kind = _foreign_kind(text)
     mistake = None
     if kind != "ELF":
         if b"\0" in text or len(text) > (LARGEST_SHELL_SCRIPT if kind else LARGEST_SCRIPT):

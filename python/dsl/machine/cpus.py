@@ -10,7 +10,7 @@ import os
 
 from dsl._record import kept, record
 from dsl.lists import parse_range
-from dsl.machine.kernel_files import numbered, read_fact
+from dsl.machine.kernel_files import numbered, read_fact, read_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ def read_numa_nodes(root: str = "/") -> tuple[NumaNode, ...]:
 def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
     has_memory = read_fact(f"{base}/has_memory")
     usable = set(parse_kernel_list(has_memory) if has_memory else numbers)
-    status = read_fact(os.path.join(root, "proc/self/status"))
-    _, found, rest = status.partition("Mems_allowed_list:")
-    return usable.intersection(parse_kernel_list(rest.partition("\n")[0])) if found else usable
+    allowed = read_fields(os.path.join(root, "proc/self/status")).get("Mems_allowed_list")
+    return usable if allowed is None else usable.intersection(parse_kernel_list(allowed))
 
 
 def read_cores(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:

@@ -74,28 +74,34 @@ def resolve(name: str) -> tuple[str, ...]:
 
 def is_own_address(address: str) -> bool:
     """Whether an address is one of this machine."""
-    return _try_socket(address, 0, "bind") == ""
+    return _try_socket(address, "bind")[1] == ""
 
 
 def why_unreachable(address: str) -> str:
     """The kernel's reason why no packet can go to an address; empty if there is a route."""
-    return _try_socket(address, ANY_PORT, "connect")
+    return _try_socket(address, "connect")[1]
 
 
-def _try_socket(address: str, port: int, method: Literal["bind", "connect"]) -> str:
-    """Why a UDP socket cannot take this address; empty if it can."""
+def source_address(address: str) -> str:
+    """The address of this machine from which packets to an address would go; empty if there is no way."""
+    return _try_socket(address, "connect")[0]
+
+
+def _try_socket(address: str, method: Literal["bind", "connect"]) -> tuple[str, str]:
+    """Our end of a UDP socket that takes this address, or empty; and why it cannot take it, or empty."""
     import socket
 
+    port = 0 if method == "bind" else ANY_PORT
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
         family, kind, _, _, target = found[0]
         with socket.socket(family, kind) as probe:
             getattr(probe, method)(target)
+            return str(probe.getsockname()[0]), ""
     except (socket.gaierror, UnicodeError):
-        return "it is no address"
+        return "", "it is no address"
     except OSError as error:
-        return os.strerror(error.errno or 0).lower()
-    return ""
+        return "", os.strerror(error.errno or 0).lower()
 
 
 def addresses_toward(names: Sequence[str], master_address: str = "") -> tuple[str, ...]:
@@ -132,19 +138,6 @@ def addresses_toward(names: Sequence[str], master_address: str = "") -> tuple[st
     if master_address and is_first_own and (not others or not is_loopback(master_address)):
         best.insert(0, master_address)
     return tuple(dict.fromkeys(best))
-
-
-def source_address(address: str) -> str:
-    """The address of this machine from which packets to an address would go; empty if there is no way."""
-    import socket
-
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(address, ANY_PORT, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
 
 
 def machine_identity() -> str:

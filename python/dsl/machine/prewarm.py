@@ -10,6 +10,7 @@ import os
 import time
 
 from dsl.machine.check import find_executable
+from dsl.machine.kernel_files import read_fields
 from dsl.model.outcome import Prewarmed
 
 TYPE_CHECKING = False
@@ -94,30 +95,24 @@ def library_files(interpreter: str, environ: Mapping[str, str]) -> list[str]:
 
 def _prefixes(path: str) -> list[str]:
     """The folders of the interpreter: its virtual environment first, then the installation behind that."""
-    prefixes = [os.path.dirname(os.path.dirname(os.path.abspath(path)))]
+    own = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    behind = [os.path.dirname(os.path.dirname(os.path.realpath(path)))]
     try:
-        with open(f"{prefixes[0]}/pyvenv.cfg", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                name, _, value = line.partition("=")
-                if name.strip() == "home":
-                    prefixes.append(os.path.dirname(value.strip()))
+        with open(f"{own}/pyvenv.cfg", encoding="utf-8", errors="surrogateescape") as file:
+            pairs = [line.partition("=") for line in file]
     except OSError:
-        pass
-    prefixes.append(os.path.dirname(os.path.dirname(os.path.realpath(path))))
-    return list(dict.fromkeys(prefixes))
+        pairs = []
+    homes = [os.path.dirname(value.strip()) for name, _, value in pairs if name.strip() == "home"]
+    return list(dict.fromkeys([own, *homes, *behind]))
 
 
 def _package_folders(prefixes: list[str], environ: Mapping[str, str]) -> Iterator[str]:
     """Folders of installed packages, in the order in which the interpreter searches them."""
     from glob import glob
 
-    yield from [one for one in environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    yield from filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     for prefix in prefixes:
-        for pattern in (
-            "lib*/python3*/site-packages",
-            "lib/python3*/dist-packages",
-            "lib/python3/dist-packages",
-        ):
+        for pattern in ("lib*/python3*/site-packages", "lib/python3*/dist-packages"):
             yield from sorted(glob(f"{prefix}/{pattern}"), reverse=True)
 
 
@@ -136,12 +131,5 @@ def is_cached(fd: int, start: int, stop: int) -> bool:
 
 def free_memory() -> int:
     """Bytes of memory that are available without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                words = line.split()
-                if words[:1] == ["MemAvailable:"]:
-                    return int(words[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+    words = read_fields("/proc/meminfo").get("MemAvailable", "").split()
+    return int(words[0]) << 10 if words and words[0].isdigit() else 0

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import record
 from dsl.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from subprocess import Popen
-    from typing import Any
 
 DEADLINE_S = 5.0
-"""All programs together get this long to print their versions."""
+"""Each program gets this long to print its version."""
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "ssh": ("-V",),
@@ -31,66 +28,30 @@ LACKS_DEBUGPY = 3
 DEBUGPY_S = 30.0
 
 
-@record
-class FoundProgram:
-    """A program on ``PATH``."""
+def find_programs(environ: Mapping[str, str]) -> dict[str, dict[str, str] | None]:
+    """The programs of `QUESTIONS` on ``PATH``; None for a missing program.
 
-    path: str
-    kind: str = ""
-    """Which of several programs with this name it is: ``openmpi``, ``mpich``, ``impi``, ``mvapich``."""
-    version: str = ""
-    """Empty if the program did not print it."""
-
-
-@record
-class Package:
-    """An installed Python package."""
-
-    version: str
-    path: str
-    facts: tuple[tuple[str, str], ...] = ()
-    """Name and text of constants in a file of the package; None becomes an empty text."""
-
-
-def find_programs(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, FoundProgram | None]:
-    """Paths and versions of programs; None for a missing program. All programs run at the same time."""
-    import time
+    ``path``; ``kind``: which of several programs with this name it is (``openmpi``, ``mpich``, ``impi``,
+    ``mvapich``), or empty; ``version``: empty if the program did not print it.
+    """
     from shutil import which
+    from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired, run
 
-    paths = {name: which(name, path=environ.get("PATH", os.defpath)) for name in names}
-    asked = {name: _ask([path, *QUESTIONS[name]]) for name, path in paths.items() if path}
-    deadline_s = time.monotonic() + DEADLINE_S
-    found: dict[str, FoundProgram | None] = {}
-    for name, path in paths.items():
+    found: dict[str, dict[str, str] | None] = {}
+    for name, words in QUESTIONS.items():
+        path = which(name, path=environ.get("PATH", os.defpath))
         if path is None:
             found[name] = None
             continue
-        kind, version = read_version(name, _answer(asked[name], deadline_s - time.monotonic()))
-        found[name] = FoundProgram(path, kind, version)
+        try:
+            command = [path, *words]
+            answer = run(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=DEADLINE_S, check=False)
+            said = answer.stdout.decode(errors="replace")
+        except (OSError, TimeoutExpired):
+            said = ""
+        kind, version = read_version(name, said)
+        found[name] = {"path": path, "kind": kind, "version": version}
     return found
-
-
-def _ask(command: list[str]) -> Popen[bytes] | None:
-    from subprocess import DEVNULL, PIPE, STDOUT, Popen
-
-    try:
-        return Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
-    except OSError:
-        return None
-
-
-def _answer(process: Popen[bytes] | None, left_s: float) -> str:
-    from subprocess import TimeoutExpired
-
-    if process is None:
-        return ""
-    try:
-        said = process.communicate(timeout=max(left_s, 0.0))[0]
-    except TimeoutExpired:
-        process.kill()
-        said = b""
-        process.communicate()
-    return said.decode(errors="replace")
 
 
 def read_version(name: str, said: str) -> tuple[str, str]:
@@ -120,34 +81,34 @@ def read_version(name: str, said: str) -> tuple[str, str]:
     return kind, match[1] if match else ""
 
 
-def find_package(name: str, module: str, file: str, constants: Sequence[str]) -> Package | None:
-    """An installed package, by the names of its distribution and its module; None if it is not installed.
+def find_package(name: str, file: str, constants: Sequence[str]) -> dict[str, str | None] | None:
+    """Version and path of an installed package, and these constants of its ``file``; None if not installed.
 
-    ``constants`` are read from ``file`` of the package without running it. A ``__version__`` in that file is
-    used first: it may say more than the distribution's version, such as the build.
+    The file is read, not run, and None stands for a constant without a value. A ``__version__`` in that file
+    is used first: it may say more than the distribution's version, such as the build.
     """
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
     try:
-        spec = find_spec(module)
+        spec = find_spec(name)
     except (ImportError, ValueError):
         return None
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = next(iter(spec.submodule_search_locations))
     known = read_constants(os.path.join(folder, file), ("__version__", *constants))
-    number = known.pop("__version__", "")
+    number = known.pop("__version__", None)
     if not number:
         try:
             number = version(name)
         except PackageNotFoundError:
-            number = ""
-    return Package(number, folder, tuple([(one, known[one]) for one in constants if one in known]))
+            number = None
+    return {"version": number, "path": folder, **{one: known[one] for one in constants if one in known}}
 
 
-def read_constants(path: str, names: Sequence[str]) -> dict[str, str]:
-    """Constants of a Python file, as text. Missing and computed ones are left out."""
+def read_constants(path: str, names: Sequence[str]) -> dict[str, str | None]:
+    """Constants of a Python file, as text. Missing and computed ones are left out; None for an empty one."""
     import ast
 
     try:
@@ -155,31 +116,20 @@ def read_constants(path: str, names: Sequence[str]) -> dict[str, str]:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign):
-            targets: list[ast.expr] = node.targets
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets = [node.target]
-        else:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
-        value = _constant(node.value)
+        try:
+            value = ast.literal_eval(node.value)
+        except (ValueError, TypeError):
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {one}" for name, one in value.items() if one not in (None, ""))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         known = [target.id for target in targets if isinstance(target, ast.Name) and target.id in names]
-        if value is not None:
-            found.update(dict.fromkeys(known, value))
+        found.update(dict.fromkeys(known, None if value in (None, "") else str(value)))
     return found
-
-
-def _constant(node: Any) -> str | None:
-    import ast
-
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return None
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {one}" for name, one in value.items() if one not in (None, ""))
-    return "" if value is None else str(value)
 
 
 def check_debugger(interpreter: str, environ: Mapping[str, str], cwd: str = "") -> None:

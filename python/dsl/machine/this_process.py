@@ -86,21 +86,15 @@ class Names:
         # Read once: the agent is forked later and has another pid.
         self.pid = os.getpid()
         """The process that the user's shell sees."""
-
-    @property
-    def executable(self) -> str:
+        self.executable = sys.executable
         """The Python that runs us."""
-        return sys.executable
+        self.host = os.uname().nodename
+        """Name of this machine (``uname -n``)."""
 
     @property
     def temp_dir(self) -> str:
         """The directory for files that have no other place."""
         return temp_dir()
-
-    @property
-    def host(self) -> str:
-        """Name of this machine (``uname -n``)."""
-        return os.uname().nodename
 
     def stamp(self) -> str:
         """The local time as YYYYmmddHHMMSS."""

@@ -12,7 +12,7 @@ import sys
 from dsl import __version__
 from dsl.errors import DslError
 from dsl.lists import format_ranges
-from dsl.machine.programs import QUESTIONS, find_package, find_programs
+from dsl.machine.programs import find_package, find_programs
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.resources.allocation import find_allocation
 from dsl.resources.exports import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
@@ -20,11 +20,9 @@ from dsl.resources.hostfile import parse_hostfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from dsl.facts import Facts
-    from dsl.machine.programs import Package
 
 SCHEMA = 1
 """Raised when a key is removed or changes its meaning; new keys may come at any time."""
@@ -43,15 +41,13 @@ def survey(hostfile: str, facts: Facts) -> dict[str, Any]:
         "host": facts.names.host,
         "dsl": _dsl(),
         "python": {"version": sys.version.split()[0], "path": facts.names.executable},
-        "torch": _package(find_package("torch", "torch", "version.py", ("cuda", "hip"))),
-        "deepspeed": _package(
-            find_package("deepspeed", "deepspeed", "git_version_info_installed.py", GIT_FACTS)
-        ),
+        "torch": find_package("torch", "version.py", ("cuda", "hip")),
+        "deepspeed": find_package("deepspeed", "git_version_info_installed.py", GIT_FACTS),
         "kernel": _kernel(),
         "cpus": _cpus(facts),
         "accelerator": _accelerator(facts, problems),
         "nvidia": _nvidia(facts, problems),
-        "programs": _programs(facts.environ),
+        "programs": find_programs(facts.environ),
         "addresses": list(facts.network.addresses()),
         "master_port": _master_port(facts, problems),
         "shared_memory": _shared_memory(problems),
@@ -72,13 +68,6 @@ def _dsl() -> dict[str, Any]:
         "path": os.path.dirname(sys.modules["dsl"].__file__ or ""),
         "engine": {name: info[name] for name in ("version", "target", "profile")},
     }
-
-
-def _package(found: Package | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    facts = {name: value or None for name, value in found.facts}
-    return {"version": found.version or None, "path": found.path, **facts}
 
 
 def _kernel() -> dict[str, Any]:
@@ -140,14 +129,6 @@ def driver_version(text: str) -> str:
     """The version in the driver's own file: the first word of its first line that looks like a version."""
     words = (text.splitlines() or [""])[0].split()
     return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), "")
-
-
-def _programs(environ: Mapping[str, str]) -> dict[str, Any]:
-    found = find_programs(tuple(QUESTIONS), environ)
-    return {
-        name: None if one is None else {"path": one.path, "kind": one.kind, "version": one.version}
-        for name, one in found.items()
-    }
 
 
 def _master_port(facts: Facts, problems: list[str]) -> dict[str, Any]:

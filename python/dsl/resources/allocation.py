@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.errors import HostfileError
-from dsl.lists import MOST_DIGITS, MOST_NODES, MOST_WORKERS, parse_number, quote
+from dsl.lists import MOST_NODES, MOST_WORKERS, parse_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
 
 OWN_JOB = "DSL_JOB_ID"
 """Variable in the workers of dsl. A program in a worker stays on the worker's host."""
-
-FIRST_SPECIAL_STEP = 4_294_967_290
-"""From this number on, Slurm's step numbers mean interactive shells and batch scripts."""
 
 
 @record
@@ -64,8 +61,8 @@ def find_allocation(environ: Environ, read_text: ReadText) -> Allocation | None:
 
 def _slurm(environ: Environ, _read_text: ReadText) -> Allocation | None:
     variable = "SLURM_JOB_NODELIST" if "SLURM_JOB_NODELIST" in environ else "SLURM_NODELIST"
-    step = parse_step(environ.get("SLURM_STEP_ID", ""))
-    if step is not None and step < FIRST_SPECIAL_STEP:
+    # The steps of interactive shells and of batch scripts have numbers with more digits.
+    if parse_number(environ.get("SLURM_STEP_ID", "")) is not None:
         if (parse_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 1) > 1:
             return None
         variable = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else variable
@@ -88,11 +85,6 @@ def _slurm(environ: Environ, _read_text: ReadText) -> Allocation | None:
         counts_devices=devices > 0,
         tasks=tuple(tasks),
     )
-
-
-def parse_step(text: str) -> int | None:
-    """The number of a Slurm step; None if the text is no number. Special steps have ten digits."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS + 1 else None
 
 
 def _slurm_devices(environ: Environ) -> int:

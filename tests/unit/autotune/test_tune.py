@@ -174,12 +174,12 @@ def test_what_others_use_on_a_device_does_not_count(hosts: ActiveHosts, memory: 
     survey = Survey(
         tuple(
             [
-                Device(name, f"GPU-{name}", index=at, memory_bytes=size)
-                for at, (name, size) in enumerate((("a", 90), ("b", 90), ("c", 60)))
+                Device(name, f"GPU-{name}", index=at, memory_bytes=size, free_bytes=free)
+                for at, (name, size, free) in enumerate((("a", 90, 30), ("b", 90, 80), ("c", 60, None)))
             ]
         )
     )
-    facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey, free_memory={0: 30, 1: 80}))
+    facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey))
     assert device_memory(hosts, 9, None, facts) == memory
     assert device_memory(hosts, 9, 7, facts) == 7
 
@@ -199,15 +199,13 @@ def test_memory_is_that_of_the_devices_that_experiments_get(
     words: str, visible: str | None, memory: int
 ) -> None:
     free = {0: 60, 1: 80, 2: 90, 3: 5} if visible else {0: 80, 1: 80, 2: 80, 3: 5}
-    devices = [Device(str(at), f"GPU-{at}", index=at, memory_bytes=90) for at in free]
+    devices = [Device(str(at), f"GPU-{at}", index=at, memory_bytes=90, free_bytes=free[at]) for at in free]
     request, options = deepspeed.read([*shlex.split(words), "t.py", "--deepspeed_config", "c.json"], {})
     facts = this_machine()
     facts.environ = {"PATH": "/bin:/usr/bin", "DS_ACCELERATOR": "cuda"}
     if visible is not None:
         facts.environ["CUDA_VISIBLE_DEVICES"] = visible
-    survey: Any = SimpleNamespace(
-        survey=Survey(tuple(devices)), free_memory=free, cuda_count=len(free), other_name=None
-    )
+    survey: Any = SimpleNamespace(survey=Survey(tuple(devices)), cuda_count=len(free), other_name=None)
     facts.devices = survey
     setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), UserWords(option_words(options)), facts)
     assert setup.size.memory_bytes == memory

@@ -21,11 +21,9 @@ from dsl.devices.masks import (
     ROCR,
     Grammar,
     count_named,
-    count_rocm,
     count_visible,
     explain_value,
     level_zero_hierarchy,
-    masks,
     read_entries,
     resolve,
     resolve_level_zero,
@@ -161,8 +159,7 @@ def test_devices_are_counted_without_knowing_their_names(
     ],
 )
 def test_hip_chooses_among_what_rocr_leaves(environ: dict[str, str], count: int) -> None:
-    assert count_rocm(environ, 4) == count
-    assert count_rocm(environ, 4, ("GPU-1", "GPU-2", "GPU-3", "GPU-4")) == count
+    assert len(resolve_rocm(environ, ("GPU-1", "GPU-2", "GPU-3", "GPU-4"))) == count
 
 
 @pytest.mark.parametrize(
@@ -238,13 +235,6 @@ def test_the_first_entry_that_is_no_device_is_explained(variable: str, value: st
     assert message is None if said is None else message is not None and said in message
 
 
-def test_each_worker_is_shown_its_own_device() -> None:
-    assert masks(("GPU-b", "GPU-a", "x"), 2, "V") == ("GPU-b", "GPU-a")
-    assert masks(None, 3, "V") == ("0", "1", "2")
-    with pytest.raises(FilterError, match="2 workers need as many devices, but V=2 names 1"):
-        masks(("2",), 2, "V")
-
-
 def test_a_range_is_explained() -> None:
     said = "'0-3' is a range, which CUDA_VISIBLE_DEVICES does not take, write 0,1,2,3"
     with pytest.raises(FilterError, match=re.escape(said)):
@@ -295,17 +285,6 @@ def test_numbers_show_just_those_devices(numbers: list[int], variable: str) -> N
 def test_shortened_names_mean_the_same_as_whole_ones(order: list[int], cut: int) -> None:
     names = [UUIDS[position] for position in order]
     assert resolve(",".join([name[:cut] for name in names]), 3, UUIDS) == tuple(order)
-
-
-@given(shown=st.lists(st.integers(0, 9).map(str), unique=True, min_size=1), count=st.integers(1, 10))
-def test_workers_share_no_device_when_each_has_its_own(shown: list[str], count: int) -> None:
-    if len(shown) < count:
-        with pytest.raises(FilterError):
-            masks(shown, count, "V")
-    else:
-        own = masks(shown, count, "V")
-        assert len(set(own)) == count
-        assert [read_entries(value) for value in own] == [(entry,) for entry in shown[:count]]
 
 
 @given(value=VALUES, variable=ALL_GRAMMARS, total=st.integers(0, 6), count=st.integers(1, 6))

@@ -15,8 +15,6 @@ from dsl.devices.nvidia import (
     Device,
     MigInstance,
     count,
-    devices,
-    free_memory,
     quick_devices,
     read_devices,
     survey,
@@ -77,16 +75,16 @@ def test_devices_of_a_recorded_machine(name: str, tmp_path: Path) -> None:
     for problem in found.problems:
         assert said in problem
         assert_one_line(problem)
-    assert devices(str(tmp_path), lambda: driver) == found.devices
     fails = "open" in driver.answers or name == "no_permission"
-    assert count(lambda: driver) == (None if fails else number)
+    assert count(str(tmp_path), lambda: driver) == (None if fails or not source else number)
 
 
 @pytest.mark.parametrize("name", ["eight_a100", "one_h200", "container_2_of_8", "old_driver"])
 def test_the_drivers_files_know_the_same_devices_as_nvml(name: str, tmp_path: Path) -> None:
     driver = load(name, tmp_path)
     facts = [
-        (one.address, one.uuid, one.model, one.numa_node) for one in devices(str(tmp_path), lambda: driver)
+        (one.address, one.uuid, one.model, one.numa_node)
+        for one in survey(str(tmp_path), lambda: driver).devices
     ]
     assert [(one.address, one.uuid, one.model, one.numa_node) for one in read_devices(str(tmp_path))] == facts
 
@@ -109,7 +107,7 @@ def test_the_driver_is_asked_only_where_its_files_disagree(name: str, *, asks: b
 def test_a_device_file_that_no_device_explains_makes_the_driver_answer(tmp_path: Path) -> None:
     driver = load("one_h200", tmp_path)
     (tmp_path / "dev/nvidia4").touch()
-    assert quick_devices(str(tmp_path), lambda: driver) == devices(str(tmp_path), lambda: driver)
+    assert quick_devices(str(tmp_path), lambda: driver) == survey(str(tmp_path), lambda: driver).devices
     assert quick_devices(str(tmp_path), lambda: driver)[0].memory_bytes
 
 
@@ -117,18 +115,13 @@ def test_what_is_free_is_known_of_each_device_that_says_it(tmp_path: Path) -> No
     driver = load("eight_a100", tmp_path)
     unknown = {"error": [3, "Not Supported"]}
     driver.answers |= {f"free_bytes {at}": unknown if at == 2 else at * 1000 for at in range(8)}
-    assert free_memory(str(tmp_path), lambda: driver) == {at: at * 1000 for at in range(8) if at != 2}
-    broken = load("no_library", tmp_path)
-    assert free_memory(str(tmp_path), lambda: broken) == {}
-
-
-def test_what_is_free_is_not_asked_where_there_is_no_driver(tmp_path: Path) -> None:
-    assert free_memory(str(tmp_path)) == {}
+    found = survey(str(tmp_path), lambda: driver).devices
+    assert [one.free_bytes for one in found] == [None if at == 2 else at * 1000 for at in range(8)]
 
 
 def test_a_device_has_all_its_facts(tmp_path: Path) -> None:
     driver = load("mig_a100", tmp_path)
-    first, second = devices(str(tmp_path), lambda: driver)
+    first, second = survey(str(tmp_path), lambda: driver).devices
     assert (first.index, first.address, first.model) == (0, "0000:07:00.0", "NVIDIA A100-SXM4-40GB")
     assert first.memory_bytes == 42_949_672_960
     assert second.uuid.startswith("GPU-8a440a48")
@@ -286,13 +279,12 @@ def test_pynvml_is_asked_through_one_seam_and_a_recording_says_the_same(
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
     instance = MigInstance("MIG-7", "GPU-1", 9, 0, "1g.10gb")
-    device = Device("0000:8d:00.0", "GPU-1", "NVIDIA H100", 5, 0, 80, (instance,))
+    device = Device("0000:8d:00.0", "GPU-1", "NVIDIA H100", 5, 0, 80, (instance,), 30)
     recording = Recording()
-    assert devices(str(tmp_path), lambda: recording) == (device,)
+    assert survey(str(tmp_path), lambda: recording).devices == (device,)
     assert recording.answers[key("mig", "0", 0)] == {"error": [6, "code 6"]}
-    assert devices(str(tmp_path), lambda: Replay(recording.answers)) == (device,)
-    assert count() == 1
-    assert free_memory(str(tmp_path)) == {0: 30}
+    assert survey(str(tmp_path), lambda: Replay(recording.answers)).devices == (device,)
+    assert count(str(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -311,7 +303,7 @@ def test_errors_of_pynvml_are_ours(
     with pytest.raises(NvmlError) as caught, Nvml() as nvml:
         nvml.ask("count")
     assert caught.value.code == code
-    assert count() is None
+    assert count("/") is None
 
 
 def test_a_missing_pynvml_is_an_error_like_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,4 +311,4 @@ def test_a_missing_pynvml_is_an_error_like_the_drivers(monkeypatch: pytest.Monke
     with pytest.raises(NvmlError) as caught, Nvml():
         pass
     assert caught.value.code == 0
-    assert count() is None
+    assert count("/") is None

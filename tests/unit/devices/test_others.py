@@ -13,16 +13,14 @@ from tests.support.outcome import assert_one_line
 
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.device_facts import OTHER_FILES, count_cuda_devices, find_other_accelerator
+from dsl.devices.locations import read_devices
 from dsl.devices.others import (
     COUNTINGS,
     ask_plug_in,
     count_accelerator,
     count_amd,
     count_gaudi,
-    count_intel,
     find_accelerator,
-    rocm_name,
-    rocm_nodes,
 )
 from dsl.errors import AcceleratorError
 
@@ -64,7 +62,7 @@ def lay(root: Path, files: Sequence[str]) -> str:
 
 
 def names(root: str) -> tuple[str, ...]:
-    return tuple(rocm_name(node) for node in rocm_nodes(root))
+    return tuple(one.name for one in read_devices("cuda", {}, root))
 
 
 def test_all_accelerators_but_the_cpu_and_cuda_can_be_counted() -> None:
@@ -126,23 +124,23 @@ def _intel(root: Path, number: int, address: str, files: Sequence[str] = ()) -> 
 def test_intel_tiles_are_devices_unless_the_hierarchy_is_composite(tmp_path: Path) -> None:
     _intel(tmp_path, 128, "0000:3a:00.0", ["tile0/id", "tile1/id"])
     _intel(tmp_path, 129, "0000:9a:00.0", ["drm/card1/gt/gt0/id", "drm/card1/gt/gt1/id"])
-    assert count_intel(str(tmp_path)) == 4
+    assert count_accelerator("xpu", {}, str(tmp_path)) == 4
     environ = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
     assert count_accelerator("xpu", environ, str(tmp_path)) == 2
 
 
 def test_an_integrated_gpu_counts_only_if_there_is_no_other(tmp_path: Path) -> None:
     _intel(tmp_path, 128, "0000:00:02.0")
-    assert count_intel(str(tmp_path)) == 1
+    assert count_accelerator("xpu", {}, str(tmp_path)) == 1
     _intel(tmp_path, 129, "0000:03:00.0")
     _intel(tmp_path, 130, "0000:04:00.0")
-    assert count_intel(str(tmp_path)) == 2
+    assert count_accelerator("xpu", {}, str(tmp_path)) == 2
 
 
 def test_graphics_devices_of_others_and_those_not_given_to_us_are_no_xpu(tmp_path: Path) -> None:
     lay(tmp_path, ["dev/dri/renderD128", "sys/class/drm/renderD128/device/vendor=0x1a03"])
     lay(tmp_path, ["sys/class/drm/renderD129/device/vendor=0x8086"])
-    assert count_intel(str(tmp_path)) == 0
+    assert count_accelerator("xpu", {}, str(tmp_path)) == 0
 
 
 def _kfd(root: Path, *nodes: str) -> str:

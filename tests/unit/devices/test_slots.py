@@ -268,4 +268,7 @@ def test_cuda_devices_of_recorded_machines(name: str, tmp_path: Path) -> None:
     driver = load(name, tmp_path)
     expected = {"container_2_of_8": 2, "wsl": 1, "eight_a100": 8, "one_lost": 4, "none": 0}
     # All files of the lost GPU are still there: only asking the driver, which takes long, would tell.
-    assert count_cuda_devices(str(tmp_path), lambda: nvidia.count(lambda: driver)) == expected[name]
+    assert (
+        count_cuda_devices(str(tmp_path), lambda: nvidia.count(str(tmp_path), lambda: driver))
+        == expected[name]
+    )

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.machine import programs
-from dsl.machine.programs import (
-    FoundProgram,
-    Package,
-    find_package,
-    find_programs,
-    read_constants,
-    read_version,
-)
+from dsl.machine.programs import find_package, find_programs, read_constants, read_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,9 +50,7 @@ def test_a_program_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.proc
-def test_programs_are_found_on_path_and_asked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_are_found_on_path_and_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not answer, or cannot run, holds nobody."""
     monkeypatch.setattr(programs, "DEADLINE_S", 0.5)
     for name, text in {"pdsh": "echo pdsh-2.34 >&2", "mpirun": "exec sleep 60", "srun": "exit 1"}.items():
@@ -68,11 +59,12 @@ def test_programs_are_found_on_path_and_asked_at_once(
         path.chmod(0o755)
     environ = {"PATH": str(tmp_path)}
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert find_programs(("ssh", "pdsh", "mpirun", "srun"), environ) == {
+    assert find_programs(environ) == {
         "ssh": None,
-        "pdsh": FoundProgram(f"{tmp_path}/pdsh", "", "2.34"),
-        "mpirun": FoundProgram(f"{tmp_path}/mpirun"),
-        "srun": FoundProgram(f"{tmp_path}/srun"),
+        "pdsh": {"path": f"{tmp_path}/pdsh", "kind": "", "version": "2.34"},
+        "mpirun": {"path": f"{tmp_path}/mpirun", "kind": "", "version": ""},
+        "srun": {"path": f"{tmp_path}/srun", "kind": "", "version": ""},
+        "nvcc": None,
     }
 
 
@@ -94,7 +86,7 @@ def test_constants_are_read_and_nothing_is_run(tmp_path: Path) -> None:
     assert read_constants(str(path), names) == {
         "__version__": "2.9.0+cu128",
         "cuda": "12.8",
-        "hip": "",
+        "hip": None,
         "info": "version 2.9, cuda 12.8",
     }
     path.write_text("raise SystemExit(")
@@ -108,11 +100,11 @@ def test_a_package_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest
     (folder / "__init__.py").write_text("raise SystemExit('imported')")
     (folder / "version.py").write_text(CONSTANTS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = find_package("strange-torch", "strange_torch", "version.py", ("cuda", "hip"))
-    assert found == Package("2.9.0+cu128", str(folder), (("cuda", "12.8"), ("hip", "")))
-    assert find_package("strange-torch", "strange_torch", "none.py", ("cuda",)) == Package("", str(folder))
-    assert find_package("no-such-package", "no_such_package", "version.py", ()) is None
+    found = find_package("strange_torch", "version.py", ("cuda", "hip"))
+    assert found == {"version": "2.9.0+cu128", "path": str(folder), "cuda": "12.8", "hip": None}
+    assert find_package("strange_torch", "none.py", ("cuda",)) == {"version": None, "path": str(folder)}
+    assert find_package("no_such_package", "version.py", ()) is None
     assert "strange_torch" not in sys.modules
-    pytest_itself = find_package("pytest", "pytest", "none.py", ())
+    pytest_itself = find_package("pytest", "none.py", ())
     assert pytest_itself is not None
-    assert pytest_itself.version == pytest.__version__
+    assert pytest_itself["version"] == pytest.__version__

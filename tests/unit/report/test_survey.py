@@ -12,13 +12,13 @@ from tests.support.machine import OWN_ADDRESSES, make_facts, numa_table
 
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PortError
-from dsl.machine.programs import FoundProgram, Package
+from dsl.machine.programs import QUESTIONS
 from dsl.report import survey as module
 from dsl.report.machine import human, machine_lines
 from dsl.report.survey import driver_version, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 NVRM = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version:\n"
@@ -33,17 +33,16 @@ SLICED = Device(
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages, programs, kernel and limits of no machine."""
-    torch = Package("2.9.0+cu128", "/site/torch", (("cuda", "12.8"), ("hip", "")))
+    torch = {"version": "2.9.0+cu128", "path": "/site/torch", "cuda": "12.8", "hip": None}
 
-    def package(name: str, *_: object) -> Package | None:
+    def package(name: str, *_: object) -> dict[str, str | None] | None:
         return torch if name == "torch" else None
 
-    def programs(names: Sequence[str], _environ: object) -> dict[str, FoundProgram | None]:
-        found: dict[str, FoundProgram | None] = dict.fromkeys(names)
+    def programs(_environ: object) -> dict[str, dict[str, str] | None]:
         return {
-            **found,
-            "ssh": FoundProgram("/bin/ssh", "", "9.2p1"),
-            "mpirun": FoundProgram("/bin/mpirun", "mpich"),
+            **dict.fromkeys(QUESTIONS),
+            "ssh": {"path": "/bin/ssh", "kind": "", "version": "9.2p1"},
+            "mpirun": {"path": "/bin/mpirun", "kind": "mpich", "version": ""},
         }
 
     monkeypatch.setattr(module, "find_package", package)
@@ -94,8 +93,9 @@ def test_packages() -> None:
 
 
 def test_deepspeed_tells_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = (("git_hash", "abc"), ("git_branch", ""), ("torch_info", "version 2.9, cuda 12.8"))
-    monkeypatch.setattr(module, "find_package", lambda *_: Package("0.18.1", "/site/deepspeed", facts))
+    facts = {"git_hash": "abc", "git_branch": None, "torch_info": "version 2.9, cuda 12.8"}
+    deepspeed = {"version": "0.18.1", "path": "/site/deepspeed", **facts}
+    monkeypatch.setattr(module, "find_package", lambda *_: deepspeed)
     found = look()
     assert value(found, "deepspeed info") == "0.18.1, abc"
     assert value(found, "deepspeed wheel compiled w.") == "version 2.9, cuda 12.8"
