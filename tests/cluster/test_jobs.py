@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kit.cluster import MPI, find_mpi
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
     from kit.cluster import Cluster, Host, Slurm
+    from kit.cluster.host import HostProcess
 
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = ROOT / "examples" / "train_ddp.py"
@@ -61,10 +64,20 @@ class Jobs:
 
     def run(self, backend: Backend, hostfile: str, *words: str | Path) -> CompletedProcess[str]:
         """Run one to its end."""
+        line, options = self._call(backend, hostfile, words)
+        return self.hosts[0].run(line, **options, timeout_s=PATIENCE_S)
+
+    def start(self, backend: Backend, hostfile: str, *words: str | Path, **streams: Any) -> HostProcess:
+        """Start one."""
+        line, options = self._call(backend, hostfile, words)
+        return self.hosts[0].start(line, **options, **streams)
+
+    def _call(
+        self, backend: Backend, hostfile: str, words: tuple[str | Path, ...]
+    ) -> tuple[list[str | Path], dict[str, Any]]:
         (self.folder / "hosts").write_text(hostfile, encoding="utf-8")
         line = [self.command, "-H", "hosts", *backend.words, "--no_local_rank", *words]
-        env = {"DS_ACCELERATOR": "cpu", **backend.env}
-        return self.hosts[0].run(line, env=env, cwd=self.folder, timeout_s=PATIENCE_S)
+        return line, {"env": {"DS_ACCELERATOR": "cpu", **backend.env}, "cwd": self.folder}
 
 
 @pytest.fixture
@@ -101,6 +114,28 @@ def test_chosen_slots_have_their_ranks_and_devices_and_a_failure_its_code(
         "dsl: stopped by dsl: ranks 0-2,4",
     ]
     assert result.returncode == 7
+
+
+@pytest.mark.guarantee("G3")
+@pytest.mark.parametrize("backend", ["ssh"], indirect=True)
+def test_a_verdict_on_a_terminal_does_not_repeat_what_the_terminal_shows(
+    backend: Backend, jobs: Jobs
+) -> None:
+    """The same as on one node: the worker's last output came from another host, and is still on the screen."""
+    outer, inner = os.openpty()
+    streams: dict[str, Any] = {"stdin": inner, "stdout": inner, "stderr": inner, "has_terminal": True}
+    with jobs.start(backend, EVEN, "worker.py", "3", **streams) as process:
+        os.close(inner)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal has no writer any more
+            while part := os.read(outer, 65536):
+                shown += part
+        assert process.wait(PATIENCE_S) == 7
+    os.close(outer)
+    text = shown.decode()
+    assert "host node1) failed first: exit code 7" in text
+    assert text.count("a last word") == 1
+    assert "last output of" not in text
 
 
 def test_excluded_slots_and_hosts_without_any(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 
+from dsl.evidence.error_files import read_error_file, root_cause
 from dsl.functions.errors import ChildFailedError
 from dsl.model.failure import Failure
-from dsl.report.failures import read_error_file, root_cause
 from dsl.report.summary import format_summary
 
 if TYPE_CHECKING:

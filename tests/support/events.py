@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import Mock
 
 from dsl import Ended, Exit, Exited, SignalReceived, Stopping
+from dsl._record import replace
+from dsl.evidence.reports import report_of
 from dsl.model.judgement import Alike, Evidence, Failed, Report, Survivor
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.outcome import AttemptOutcome
@@ -102,7 +104,8 @@ def end(
 
 def an_attempt(plan: NodePlan, exits: Sequence[Exit], ended: Ended, **fields: Any) -> AttemptOutcome:
     """How an attempt ended; its cause is the first failure unless the test says otherwise."""
-    return AttemptOutcome(plan, tuple(exits), ended, **{"cause": ended.first_failure, **fields})
+    attempt = AttemptOutcome(plan, tuple(exits), ended, **{"cause": ended.first_failure, **fields})
+    return replace(attempt, report=report_of(attempt))
 
 
 def a_report(

@@ -78,12 +78,13 @@ LATE_MODULES = (
     "dsl.model.judgement",
     "dsl.conductor",
     "dsl.conductor.judge",
-    "dsl.report.findings",
-    "dsl.report.crashes",
-    "dsl.report.tracebacks",
-    "dsl.report.excerpt",
-    "dsl.report.evidence",
-    "dsl.report.failures",
+    "dsl.evidence",
+    "dsl.evidence.findings",
+    "dsl.evidence.crashes",
+    "dsl.evidence.tracebacks",
+    "dsl.evidence.excerpt",
+    "dsl.evidence.error_files",
+    "dsl.evidence.reports",
     "dsl.report.summary",
     "dsl.model.nodes",
     "dsl.model.progress",
@@ -343,16 +344,18 @@ class Agent:
 
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an ended attempt to the history, with what is known about its failures."""
-        cause = attempt.ended.first_failure
-        if cause is not None and any(worker.error_file is not None for worker in attempt.plan.workers):
+        ended = attempt.ended
+        attempt = replace(attempt, cause=ended.first_failure)
+        if ended.first_failure is not None or ended.stop_signal is not None or ended.survivors:
             try:
-                attempt, cause = _with_failures(attempt, cause)
-            except Exception as error:  # noqa: BLE001  without error files the first death is the cause
+                from dsl.evidence.reports import with_report
+
+                attempt = with_report(attempt)
+            except Exception as error:  # noqa: BLE001  our own files are gone: the job ends as it has to
                 complain(attempt.plan.command, error)
-        attempt = replace(attempt, cause=cause)
         history = self._history
         tried = history.tried
-        if tried or cause is not None or attempt.news:
+        if tried or attempt.cause is not None or attempt.news:
             from dsl.model.progress import with_attempt
 
             tried = with_attempt(tried, attempt)
@@ -370,17 +373,6 @@ class Agent:
 def _is_news(event: object) -> bool:
     """Whether an event of the engine also matters to the decision after the group's end."""
     return isinstance(event, SignalReceived) or (isinstance(event, Stopping) and event.reason == "guard_lost")
-
-
-def _with_failures(attempt: AttemptOutcome, cause: Exit) -> tuple[AttemptOutcome, Exit]:
-    """The attempt with the failures from its error files, and the failure that caused the others."""
-    from dsl.report.failures import collect, root_cause
-
-    failures = tuple(collect(attempt.plan, attempt.exits))
-    if failures:
-        order = root_cause(failures).order
-        cause = next(exit_ for exit_ in attempt.exits if exit_.order == order)
-    return replace(attempt, failures=failures), cause
 
 
 def _take_along() -> None:

@@ -53,7 +53,7 @@ class Envoy:
             self._rendezvous.join(restarts, why, decision.within_s)
 
     def _failure(self, exit_: Exit) -> tuple[int, int, Failed]:
-        from dsl.report.evidence import failed
+        from dsl.evidence.reports import failed
 
         facts = failed(self._plan.workers[exit_.worker], exit_)
         return facts.rank, facts.status, facts

@@ -19,9 +19,9 @@ from dsl.model.job import Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
 from dsl.printable import printable
-from dsl.report import speak
+from dsl.report.narrator import tell_end
 from dsl.report.speak import say
-from dsl.report.verdict import cause_last, verdict
+from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 ENDING_S = 2.0
 """When all agents have ended, ssh and similar programs that still run get this long to obey SIGTERM."""
-
-STDERR = 2
 
 
 class Head:
@@ -260,14 +258,16 @@ class Head:
 
     def _end(self) -> None:
         """Say how the job has ended."""
-        judgement, notices = self.conductor.judgement, self.conductor.notices
-        if speak.end_path and judgement is not None:
-            from dsl.report.handed import hand_judgement
+        judgement = self.conductor.judgement
+        if judgement is not None and judgement.causes:
+            from dsl.evidence.reports import seen_on_screen
 
-            hand_judgement(judgement)
-        lines = [] if judgement is None else verdict(judgement)
-        is_screen = os.isatty(STDERR)
-        said = [Notice("critical", line) for line in (cause_last(lines) if is_screen else lines)]
-        for notice in () if self._is_orphan else [*notices, *said] if is_screen else [*said, *notices]:
-            self._speak(notice)
+            judgement = seen_on_screen(judgement, self._hub.recent())
+
+        def say_beside() -> None:
+            for notice in self.conductor.notices:
+                self._speak(notice)
+
+        if not self._is_orphan:
+            tell_end(judgement, lambda line: self._speak(Notice("critical", line)), say_beside)
         self._hub.close(0.0)

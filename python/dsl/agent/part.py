@@ -231,6 +231,6 @@ class Reporter:
                 code = own_code(exit_.status, is_stopped=False)
                 self._send(Failing(self._plan.attempt, worker.rank, code, exit_.ended_ns))
         elif isinstance(event, AttemptOutcome):
-            from dsl.report.evidence import report_of
+            from dsl.evidence.reports import report_of
 
-            self._send(report_of(event))
+            self._send(event.report or report_of(event))

@@ -342,7 +342,7 @@ def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listene
     """The listeners of a job, in the order in which they get its events."""
     listeners: list[Listener] = [narrator, *timers_of(planner)]
     if plan.handed_file is not None:
-        from dsl.report.handed import HandedError
+        from dsl.evidence.error_files import HandedError
 
         listeners.insert(0, HandedError(plan.handed_file, narrator.warn))
     return listeners

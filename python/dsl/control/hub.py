@@ -216,6 +216,10 @@ class Hub:
         """
         return self._core.drain(timeout_s)
 
+    def recent(self) -> bytes:
+        """Head: the last output of agents that was shown where stderr is shown, some screens of it."""
+        return self._core.recent()
+
     def start(self) -> None:
         """Begin to serve. From here on this process must not fork and go on in the child."""
         self._core.start()

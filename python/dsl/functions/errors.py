@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 from dsl.errors import DslError
+from dsl.evidence.error_files import file_data, root_cause
 from dsl.model.outcome import SIGNAL_CODES, own_code
-from dsl.report.failures import file_data, root_cause
 from dsl.report.summary import (
     NOT_AVAILABLE,
     format_summary,
@@ -130,7 +130,7 @@ class ChildFailedError(DslError):
 
     @classmethod
     def of(cls, name: str, failures: Sequence[Failure], evidence: Sequence[str] = ()) -> ChildFailedError:
-        """The error for the failures that `dsl.report.failures.collect` found."""
+        """The error for the failures that `dsl.evidence.error_files.collect` found."""
         return cls(name, {failure.rank: ProcessFailure(failure) for failure in failures}, evidence)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dsl.evidence.error_files import collect, root_cause
 from dsl.functions.errors import ChildFailedError
-from dsl.report.evidence import evidence_of
-from dsl.report.failures import collect, root_cause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
     failures = attempt.failures or tuple(collect(attempt.plan, attempt.exits))
     root = root_cause(failures)
     evidence: list[str] = []
-    if attempt.cause is not None and attempt.plan.workers[attempt.cause.worker].rank == root.rank:
-        found = evidence_of(attempt)
+    if attempt.report is not None and attempt.report.rank == root.rank:
+        found = attempt.report.evidence
         evidence = [found.known] if root.recorded is not None else [found.known, found.said]
     return ChildFailedError.of(name, failures, [line for line in evidence if line])

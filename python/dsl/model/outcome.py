@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dsl import Ended, EngineError, Exit, ForkServerLost
     from dsl.errors import DslError
     from dsl.model.failure import Failure
+    from dsl.model.judgement import Report
     from dsl.model.node import Label, NodePlan
 
     News: TypeAlias = object
@@ -98,6 +99,8 @@ class AttemptOutcome:
     """Fork servers that were lost during the attempt."""
     news: tuple[News, ...] = ()
     """Signals, and what came from other sources than the engine, during the attempt; see `History.news`."""
+    report: Report | None = None
+    """The facts for a judgement; None: no worker failed, no signal came, and nothing is left."""
 
     @property
     def code(self) -> int:

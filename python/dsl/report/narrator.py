@@ -39,7 +39,7 @@ from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from dsl.model.judgement import Judgement
@@ -97,7 +97,7 @@ class Narrator:
         if has_others:
             from dsl.report.other_nodes import OtherNodes
 
-            self._others = OtherNodes(self.say, self.warn, self._headline)
+            self._others = OtherNodes(self.say, self.warn, self._say_headline)
         self._ended = 0
         self._dropped = 0
         self._has_paused = False
@@ -144,13 +144,15 @@ class Narrator:
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
             if not event.workers:  # otherwise the verdict says it
-                self.warn(lost_server(event))
+                self.warn(f"fork server {event.server} {event.text}: workers are executed instead")
         elif isinstance(event, ForkServerSlow):
-            self.warn(slow_server(event))
+            who = f"fork server {event.server} (process {event.pid})"
+            text = f"{who} is still importing after {event.import_s:.0f} s, and the workers wait for it"
+            self.warn(f"{text}: py-spy dump --pid {event.pid} shows where it is")
         elif isinstance(event, ForkServerReady):
             self.say(f"fork server {event.server} is ready", "debug")
         elif isinstance(event, Prewarmed):
-            self.say(prewarmed(event), "info")
+            self._hear_prewarmed(event)
         elif isinstance(event, TimerExpired):
             self._hear_timer(event)
         elif isinstance(event, Stopping):
@@ -176,6 +178,15 @@ class Narrator:
             self.say(f"{name}: sent {signal_name(event.signum)} to it", "error")
         else:
             self.say(f"{name}, it asks for no signal", "warning")
+
+    def _hear_prewarmed(self, event: Prewarmed) -> None:
+        if not event.files:
+            text = "nothing was read ahead: neither the interpreter's libraries nor torch's were found"
+        else:
+            size = f"{event.read_bytes / (1 << 20):.0f} of {event.file_bytes / (1 << 20):.0f} MiB"
+            cut = "" if event.is_whole else ", then stopped"
+            text = f"read {size} of the interpreter and torch from disk in {event.duration_s:.1f} s{cut}"
+        self.say(text, "info")
 
     def _hear_notice(self, event: LogNotice) -> None:
         if event.kind == "lines_dropped":
@@ -248,7 +259,7 @@ class Narrator:
         if not event.decision.counted:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
-        self.say(self._headline(history.attempts[-1]), "error")
+        self._say_headline(history.attempts[-1])
         for one in history.attempts[-1].lost_servers:
             if one.workers:
                 self.warn(f"fork server {one.server} is gone: workers are executed instead")
@@ -277,39 +288,39 @@ class Narrator:
         last = outcome.last
         if last.is_preempted and self._judged is None:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
-        has_failed = last.cause is not None or last.ended.stop_signal is not None or last.ended.survivors
-        judgement = self._judged() if self._judged else self._judge(last) if has_failed else None
-        lines = verdict(judgement) if judgement is not None else []
-        if speak.end_path and judgement is not None:
-            from dsl.report.handed import hand_judgement
-
-            hand_judgement(judgement)
-        is_screen = os.isatty(STDERR)
-        for line in () if is_screen else lines:
-            self.say(line)
+        judgement = self._judged() if self._judged else self._judge(last)
+        notices: list[str] = []
         if outcome.count > 1 and judgement is not None and judgement.causes:
             from dsl.model.progress import crash_loop
 
-            self.say(crash_loop(outcome.tried) or f"{outcome.count} attempts have failed", "error")
-        if last.failures and judgement is not None:
-            from dsl.report.failures import root_cause
+            notices.append(crash_loop(outcome.tried) or f"{outcome.count} attempts have failed")
+        tell_end(judgement, self.say, lambda: self._say_beside(last, judgement, notices))
+
+    def _say_beside(self, last: AttemptOutcome, judgement: Judgement | None, notices: Sequence[str]) -> None:
+        """Say what stands beside the verdict: how many attempts have failed, and what workers recorded."""
+        for text in notices:
+            self.say(text, "error")
+        if last.failures and last.cause is not None and judgement is not None:
             from dsl.report.summary import addition
 
             said = judgement.causes[0].evidence.said if judgement.causes else ""
-            box = addition(self._plan.name, last.failures, root_cause(last.failures), said)
+            root = next(one for one in last.failures if one.order == last.cause.order)
+            box = addition(self._plan.name, last.failures, root, said)
             if box:
                 write(box + "\n")
-        for line in cause_last(lines) if is_screen else ():
-            self.say(line)
 
-    def _headline(self, attempt: AttemptOutcome) -> str:
-        return verdict(self._judge(attempt))[0]
+    def _say_headline(self, attempt: AttemptOutcome) -> None:
+        """Say in one line why an attempt has failed here."""
+        judgement = self._judge(attempt)
+        for line in verdict(judgement)[:1] if judgement is not None else ():
+            self.say(line, "error")
 
     @staticmethod
-    def _judge(attempt: AttemptOutcome) -> Judgement:
+    def _judge(attempt: AttemptOutcome) -> Judgement | None:
         """What follows from the facts about an attempt, if this node is the only one that we know about."""
+        if attempt.report is None:
+            return None
         from dsl.conductor.judge import Context, judge_alone
-        from dsl.report.evidence import report_of
 
         plan, signum = attempt.plan, attempt.ended.stop_signal
         is_key = any(
@@ -324,31 +335,31 @@ class Narrator:
             preempt_signal=plan.preempt_signal,
             sees_all=plan.world_size <= len(plan.workers),
         )
-        return judge_alone(report_of(attempt), context)
+        return judge_alone(attempt.report, context)
 
 
-def lost_server(event: ForkServerLost) -> str:
-    """Says that a fork server is lost and why, and what this means for its workers."""
-    so = "its workers died with it" if event.workers else "workers are executed instead"
-    return f"fork server {event.server} {event.text}: {so}"
+def tell_end(judgement: Judgement | None, say: Callable[[str], None], say_beside: Callable[[], None]) -> None:
+    """Say how a job has ended, and hand the facts to the tuner that started it.
 
+    ``say_beside`` says the rest. On a terminal, the verdict comes after it, and the cause is the last line.
+    """
+    lines = [] if judgement is None else verdict(judgement)
+    if speak.end_path and judgement is not None:
+        from dsl.model.codec import to_json, to_plain
 
-def slow_server(event: ForkServerSlow) -> str:
-    """Says that workers wait for a slow fork server, and how to see what it is doing."""
-    who = f"fork server {event.server} (process {event.pid})"
-    return (
-        f"{who} is still importing after {event.import_s:.0f} s, and the workers wait for it: "
-        f"py-spy dump --pid {event.pid} shows where it is"
-    )
-
-
-def prewarmed(event: Prewarmed) -> str:
-    """Says how much was read into the page cache."""
-    if not event.files:
-        return "nothing was read ahead: neither the interpreter's libraries nor torch's were found"
-    size = f"{event.read_bytes / (1 << 20):.0f} of {event.file_bytes / (1 << 20):.0f} MiB"
-    cut = "" if event.is_whole else ", then stopped"
-    return f"read {size} of the interpreter and torch from disk in {event.duration_s:.1f} s{cut}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(speak.end_path, flags, 0o640), "wb") as file:
+                file.write(to_json(to_plain(judgement)))
+        except OSError:
+            speak.end_path = ""  # the tuner can do without
+    is_screen = os.isatty(STDERR)
+    if is_screen:
+        say_beside()
+    for line in cause_last(lines) if is_screen else lines:
+        say(line)
+    if not is_screen:
+        say_beside()
 
 
 def _workers(count: int) -> str:

@@ -22,12 +22,12 @@ class OtherNodes:
         self,
         say: Callable[[str, Level], None],
         warn: Callable[[str], None],
-        headline: Callable[[AttemptOutcome], str],
+        say_headline: Callable[[AttemptOutcome], None],
     ) -> None:
-        """``headline`` words the failure of an attempt here, in one line."""
+        """``say_headline`` says in one line why an attempt has failed here."""
         self._say = say
         self._warn = warn
-        self._headline = headline
+        self._say_headline = say_headline
         self._failures: list[PeerFailure] = []
         self._lost: tuple[str, ...] = ()
         self._met: NodesMet | None = None
@@ -74,7 +74,7 @@ class OtherNodes:
             return
         if last.ended.first_failure is not None and kind == "meet" and not self._is_blamed:
             self._is_blamed = True
-            self._say(self._headline(last), "error")
+            self._say_headline(last)
         if kind == "finish":
             self._say("all workers of this node ended well, waiting for the other nodes", "info")
         elif kind == "doubt":

@@ -299,6 +299,11 @@ impl Hub {
         patiently(py, |pending| self.0.drain(timeout, pending))
     }
 
+    /// The last output of agents that was shown where stderr is shown.
+    fn recent<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.recent())
+    }
+
     /// Begin to serve.
     fn start(&self) -> PyResult<()> {
         self.0.start().map_err(os_error)

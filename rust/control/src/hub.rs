@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dsl_engine::Error;
 use dsl_engine::os::spawn_quiet;
+use dsl_engine::{Error, Recent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
@@ -238,6 +238,12 @@ impl Hub {
         self.orders.give(Order::Drain(Counted::new(&unsent)));
         let is_done = unsent.wait(timeout, pending);
         is_done && self.state().relayed.as_ref().is_some_and(|face| !face.is_lost())
+    }
+
+    /// A head: the last output of agents that was shown where stderr is shown.
+    pub fn recent(&self) -> Vec<u8> {
+        let kept = |recent: &Recent| recent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.shared.recent.get().map(kept).unwrap_or_default()
     }
 
     /// Begins to serve. From here on this process must not fork and go on in the child.

@@ -78,11 +78,9 @@ impl Core {
         let is_head = settings.console.is_some();
         let mut house = House::new(is_head, shared);
         if let Some((stdout, stderr)) = settings.console {
-            house.display = Some(Display::new(
-                duplicate(stdout),
-                duplicate(stderr),
-                &house.shared.bell,
-            ));
+            let display = Display::new(duplicate(stdout), duplicate(stderr), &house.shared.bell);
+            let _ = house.shared.recent.set(display.recent());
+            house.display = Some(display);
         }
         let poller = Poller::new()?;
         poller.watch(&*house.shared.bell, BELL)?;

@@ -1,9 +1,9 @@
 //! What all parts of a hub have in common: numbers, counts, and how descriptors are told apart.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use dsl_engine::{Bell, Error};
+use dsl_engine::{Bell, Error, Recent};
 
 use crate::count::Count;
 use crate::inbox::Inbox;
@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) agents: AtomicUsize,
     /// Pieces of output that have arrived and are not written.
     pub(crate) unshown: Count,
+    /// A head: the last output that was shown.
+    pub(crate) recent: OnceLock<Recent>,
     /// Links that have not ended.
     pub(crate) links: Arc<Count>,
     ids: AtomicU64,
@@ -44,6 +46,7 @@ impl Shared {
             bell: Arc::new(Bell::new()?),
             agents: AtomicUsize::new(USUAL_AGENTS),
             unshown: Count::default(),
+            recent: OnceLock::new(),
             links: Arc::default(),
             ids: AtomicU64::new(1),
         })

@@ -37,7 +37,7 @@ mod writer;
 pub use compose::relayed;
 pub(crate) use consoles::Consoles;
 pub use consoles::Flushed;
-pub use display::{Display, Progress};
+pub use display::{Display, Progress, Recent};
 pub(crate) use file::{open_log, open_output};
 pub(crate) use terminal::open_terminal;
 

@@ -13,9 +13,9 @@ from dsl._record import replace
 from dsl.conductor.judge import Context, Member, judge, judge_alone
 from dsl.control.clock import Clock
 from dsl.control.messages import TO_HEAD, message_from_bytes, message_to_bytes
+from dsl.evidence.reports import report_of
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.judgement import Absence, Judgement, Report
-from dsl.report.evidence import report_of
 from dsl.report.verdict import verdict
 
 if TYPE_CHECKING:

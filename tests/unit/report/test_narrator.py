@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
+from dsl.evidence import reports as evidence
 from dsl.model.outcome import Awaiting, Decision, History, Outcome
-from dsl.report import evidence
 from dsl.report.narrator import Narrator
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
 from dsl._record import replace
+from dsl.evidence.reports import failed
 from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import MeetingRefused, NodesMet, PeerFailure
 from dsl.model.outcome import (
@@ -20,7 +21,6 @@ from dsl.model.outcome import (
     MembershipChanged,
     Outcome,
 )
-from dsl.report.evidence import failed
 from dsl.report.narrator import Narrator
 
 if TYPE_CHECKING:

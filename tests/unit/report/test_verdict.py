@@ -13,9 +13,9 @@ from tests.support.events import a_plan, an_attempt, an_exit, end
 from dsl import SignalReceived
 from dsl._record import replace
 from dsl.conductor.judge import Context, judge_alone
+from dsl.evidence.reports import memory_evidence, report_of
 from dsl.model.node import Label
 from dsl.model.outcome import Outcome, exit_code
-from dsl.report.evidence import memory_evidence, report_of
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_labels, reason, verdict
 from dsl.signals import signal_name
@@ -342,8 +342,8 @@ def test_labels_of_one_noun_are_named_together(names: list[str], text: str) -> N
 
 def test_the_report_is_loaded_without_what_reads_output() -> None:
     """Reading output is the price of a failure that has some, not of every report."""
-    readers = {"re", "dsl.report.excerpt"}
-    modules = "dsl.report.verdict, dsl.report.failures, dsl.report.summary"
+    readers = {"re", "dsl.evidence.excerpt"}
+    modules = "dsl.report.verdict, dsl.evidence.error_files, dsl.report.summary"
     program = (
         f"import sys; own = set(sys.modules); import {modules}; print({readers} & (set(sys.modules) - own))"
     )

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -16,11 +16,16 @@ use crate::spec::Console;
 /// Pieces are composed while fewer bytes than this wait to be written. Unfinished lines may be repeated in what is
 /// composed, so this bounds it.
 const COMPOSED_BYTES: usize = 2 << 20;
+/// How much is kept of what was shown: more than a screen.
+const RECENT_BYTES: usize = 64 << 10;
 /// The stream to which the unfinished lines of sources that have ended belong.
 const NOBODY: usize = 0;
 
 /// A source and one of its streams.
 type Speaker = (u64, bool);
+
+/// The last bytes that were shown.
+pub type Recent = Arc<Mutex<Vec<u8>>>;
 
 /// Bytes of a speaker; without bytes to come (`None`), its source has ended.
 struct Piece {
@@ -61,6 +66,7 @@ struct Side {
     /// Composed pieces: the number of bytes after which they are written, their sources and lengths.
     composed: VecDeque<(u64, u64, usize)>,
     spare: Vec<u8>,
+    recent: Recent,
 }
 
 impl Display {
@@ -103,6 +109,11 @@ impl Display {
         }
     }
 
+    /// The last bytes that were shown where stderr is shown, for another thread.
+    pub fn recent(&self) -> Recent {
+        Arc::clone(&self.sides[self.sides.len() - 1].recent)
+    }
+
     /// Hands over what the writers have room for.
     pub fn turn(&mut self) -> Progress {
         let mut progress = Progress::default();
@@ -136,6 +147,7 @@ impl Side {
             handed: 0,
             composed: VecDeque::new(),
             spare: Vec::new(),
+            recent: Recent::default(),
         }
     }
 
@@ -152,6 +164,7 @@ impl Side {
                 .composer
                 .take(std::mem::take(&mut self.spare), Instant::now());
             self.handed += block.len() as u64;
+            keep_last(&self.recent, &block);
             self.spare = match &self.writer {
                 Ok(writer) => writer.write(block),
                 Err(_) => Vec::new(),
@@ -228,6 +241,16 @@ impl Side {
         self.holder = piece.goes_on.then_some(piece.speaker);
         let end = self.handed + self.composer.pending() as u64;
         self.composed.push_back((end, piece.speaker.0, data.len()));
+    }
+}
+
+/// Adds to the last bytes that were shown. Old bytes go many at once, so that most calls only copy the new ones.
+fn keep_last(recent: &Recent, block: &[u8]) {
+    let mut kept = recent.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.extend_from_slice(&block[block.len().saturating_sub(RECENT_BYTES)..]);
+    if kept.len() > 2 * RECENT_BYTES {
+        let surplus = kept.len() - RECENT_BYTES;
+        kept.drain(..surplus);
     }
 }
 

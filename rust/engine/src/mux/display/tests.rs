@@ -203,3 +203,21 @@ fn no_more_is_composed_than_a_slow_console_takes() {
     assert!(side.handed < (COMPOSED_BYTES + 200_000) as u64, "{}", side.handed);
     assert!(!side.queue.is_empty());
 }
+
+#[test]
+fn the_last_bytes_that_were_shown_are_kept() {
+    let file = File::from(rustix::fs::memfd_create("console", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let bell = Arc::new(Bell::new().unwrap());
+    let copy = || file.try_clone().map(OwnedFd::from);
+    let mut display = Display::new(copy(), copy(), &bell);
+    let recent = display.recent();
+    let line = format!("{}\n", "x".repeat(999));
+    for _ in 0..300 {
+        display.put(1, Console::Stdout, line.clone().into_bytes(), false);
+    }
+    display.put(2, Console::Stderr, b"the end\n".to_vec(), false);
+    settle(&mut display, &bell, 301);
+    let kept = recent.lock().unwrap();
+    assert!((RECENT_BYTES..=2 * RECENT_BYTES).contains(&kept.len()));
+    assert!(kept.ends_with(format!("{line}the end\n").as_bytes()));
+}

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 
 from dsl.model.failure import ErrorRecord, Failure
+from dsl.model.outcome import Outcome
 from dsl.report.verdict import reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from dsl import Exit
     from dsl.model.node import NodePlan
 
-MAX_BYTES = 1 << 20
-"""Bytes of an error file that are read."""
+MAX_BYTES = 8 << 20
+"""A longer error file counts as damaged."""
 
 COARSE_NS = 10_000_000
 """Times of files lag behind the clock by up to a tick of the kernel, at most 10 ms."""
@@ -30,7 +31,6 @@ TRUSTED_NS = 1_000_000_000
 
 # One day before the end of `datetime`'s range, so that the time is valid in every time zone.
 MAX_TIME_S = 253_402_214_400.0
-MAX_DIGITS = 40
 
 
 def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
@@ -101,26 +101,47 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 def read_error_file(path: str) -> ErrorRecord | None:
     """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.13).
 
-    None if there is no regular file (links are not followed), or if it holds no record. From a file that is
-    cut off, or longer than 1 MiB, you get the texts that can be read; values of the wrong type are left
-    out. Never raises, never waits for a writer.
+    None if there is no regular file (links are not followed), or if it holds no whole record. Values of the
+    wrong type are left out. Never raises, never waits for a writer.
     """
     found = _load(path)
     return found[0] if found is not None else None
 
 
-def read_data(failure: Failure) -> dict[str, Any] | None:
-    """The record of a failure as its file holds it; from a damaged file, the parts that can be read."""
+class HandedError:
+    """A listener that writes the cause's record, when the job has failed, to a file as torchrun leaves it.
+
+    An operator of Kubernetes reads it there. ``warn`` is called if it cannot be written.
+    """
+
+    def __init__(self, path: str, warn: Callable[[str], None]) -> None:
+        self._path, self._warn = path, warn
+
+    def hear(self, event: object) -> None:
+        """Act on the outcome."""
+        if isinstance(event, Outcome) and event.last.failures:
+            try:
+                _hand_on(root_cause(event.last.failures), self._path)
+            except OSError as error:
+                self._warn(f"cannot write the error file {self._path}: {error.strerror}")
+
+
+def _hand_on(failure: Failure, path: str) -> None:
+    """Write the record, with the exit code added; without a record write nothing, as torchrun does.
+
+    The file is overwritten in place: it may be mounted, or lie in a directory that we may not change.
+    """
     import json
 
-    if failure.error_file is None or failure.recorded is None:
-        return None
-    found = _read(failure.error_file)
-    try:
-        data = json.loads(found[0]) if found is not None else None
-    except (ValueError, RecursionError, MemoryError):
-        data = None
-    return data if isinstance(data, dict) else file_data(failure.recorded)
+    found = None if failure.error_file is None else _read(failure.error_file)
+    if failure.recorded is None or found is None:
+        return
+    data = json.loads(found[0].decode("utf-8-sig", "replace"), strict=False)
+    if failure.exitcode and isinstance(data["message"], dict):
+        data["message"]["errorCode"] = failure.exitcode
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666), "wb") as file:
+        file.write(json.dumps(data).encode())
 
 
 def file_data(recorded: ErrorRecord) -> dict[str, Any]:
@@ -143,7 +164,7 @@ def _load(path: str) -> tuple[ErrorRecord, int] | None:
     if found is None:
         return None
     text = found[0].decode("utf-8-sig", "replace")
-    parsed = _parse(text) or _salvage(text)
+    parsed = _parse(text)
     return (parsed, found[1]) if parsed is not None else None
 
 
@@ -176,7 +197,7 @@ def _parse(text: str) -> ErrorRecord | None:
     import json
 
     try:
-        data = json.loads(text, strict=False, parse_int=_int, parse_float=_float)
+        data = json.loads(text, strict=False)
     except (ValueError, RecursionError, MemoryError):
         return None
     message = data.get("message") if isinstance(data, dict) else None
@@ -195,52 +216,9 @@ def _parse(text: str) -> ErrorRecord | None:
     )
 
 
-def _salvage(text: str) -> ErrorRecord | None:
-    """The texts of a record that was cut off. They come in the order in which torch writes them."""
-    import re
-
-    head = re.match(r'\s*\{\s*"message"\s*:\s*(\{\s*"message"\s*:\s*)?"', text)
-    if head is None:
-        return None
-    message, end = _string(text, head.end())
-    between = re.compile(r'\s*,\s*"extraInfo"\s*:\s*\{\s*"py_callstack"\s*:\s*"').match(text, end)
-    stack = _string(text, between.end())[0] if head[1] and between else ""
-    return ErrorRecord(message, stack, None, None, is_text=not head[1])
-
-
-def _string(text: str, start: int) -> tuple[str, int]:
-    """The JSON string whose first character stands at ``start``, and the index behind its closing quote."""
-    import re
-
-    for mark in re.compile(r'\\.|"', re.DOTALL).finditer(text, start):
-        if mark[0] == '"':
-            return _unquoted(text[start : mark.start()]), mark.end()
-    return _unquoted(text[start:]), len(text)
-
-
-def _unquoted(body: str) -> str:
-    """A JSON string's text, without a cut-off escape at its end."""
-    import json
-
-    for cut in range(6):  # as long as \u and three digits
-        try:
-            return _text(json.loads(f'"{body[: len(body) - cut]}"', strict=False))
-        except ValueError:
-            continue
-    return ""
-
-
 def _text(value: Any) -> str:
     """The value if it is text, else empty. Lone surrogates, which JSON can hold, become ``?``."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
-
-
-def _int(digits: str) -> int | None:
-    return int(digits) if len(digits) <= MAX_DIGITS else None
-
-
-def _float(digits: str) -> float | None:
-    return float(digits) if len(digits) <= MAX_DIGITS else None
 
 
 def _time_s(value: Any) -> float | None:
@@ -248,7 +226,7 @@ def _time_s(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     try:
-        seconds = float(value[: MAX_DIGITS + 1] if isinstance(value, str) else value)
+        seconds = float(value)
     except (ValueError, OverflowError):
         return None
     return seconds if 0 <= seconds <= MAX_TIME_S else None

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 
 from dsl._record import record, replace
+from dsl.evidence.crashes import find_crashes
+from dsl.evidence.findings import AFTERMATH, fold
+from dsl.evidence.tracebacks import MAX_EXCEPTION, find_tracebacks
 from dsl.printable import printable, without_sequences
-from dsl.report.crashes import find_crashes
-from dsl.report.findings import AFTERMATH, fold
-from dsl.report.tracebacks import MAX_EXCEPTION, find_tracebacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.report.findings import Finding
+    from dsl.evidence.findings import Finding
 
 MAX_TAIL = 64 << 10  # bytes looked at, from the end
 MAX_LINE = 500  # characters of a shown line

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.evidence.excerpt import Excerpt, excerpt
 from dsl.printable import printable
-from dsl.report.excerpt import Excerpt, excerpt
 
 pytestmark = pytest.mark.guarantee("G3")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from dsl._record import replace
-from dsl.report.crashes import starts_crash
-from dsl.report.findings import AFTERMATH, HEADER, MAX_DOUBTFUL, Finding, fold, innermost
+from dsl.evidence.crashes import starts_crash
+from dsl.evidence.findings import AFTERMATH, HEADER, MAX_DOUBTFUL, Finding, fold, innermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl import Ended, Exit
+    from dsl.model.judgement import Judgement
     from dsl.model.node import WorkerPlan
     from dsl.model.outcome import AttemptOutcome, TimerExpired
 
@@ -47,6 +48,22 @@ HANDLING = b"\nDuring handling of the above exception, another exception occurre
 
 # The kernel stamps its log with a clock that differs a little from the one that we can read.
 CLOCK_SLACK_S = 2.0
+
+
+def with_report(attempt: AttemptOutcome) -> AttemptOutcome:
+    """The attempt with its report. Error files may show that another failure came before the first death."""
+    if attempt.cause is not None and any(one.error_file is not None for one in attempt.plan.workers):
+        from dsl.evidence.error_files import collect, root_cause
+
+        try:
+            failures = tuple(collect(attempt.plan, attempt.exits))
+            order = root_cause(failures).order if failures else attempt.cause.order
+        except Exception as error:  # noqa: BLE001  without error files the first death is the cause
+            complain(attempt.plan.command, error)
+        else:
+            cause = next(one for one in attempt.exits if one.order == order)
+            attempt = replace(attempt, failures=failures, cause=cause)
+    return replace(attempt, report=report_of(attempt))
 
 
 def report_of(attempt: AttemptOutcome) -> Report:
@@ -141,7 +158,7 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     elif cause.signal == SIGKILL:
         known = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
     if tail:
-        from dsl.report.excerpt import excerpt
+        from dsl.evidence.excerpt import excerpt
 
         words = excerpt(tail)
     recorded = [one.recorded.message for one in attempt.failures if one.order == cause.order and one.recorded]
@@ -162,13 +179,27 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
 
 def _is_on_screen(quoted: int, shown_since: int | None) -> bool:
     """Whether the terminal still shows the lines to quote: they fit on its screen with all lines since."""
-    if shown_since is None or not quoted:
-        return False
+    return shown_since is not None and 0 < quoted <= _free_rows() - shown_since
+
+
+def seen_on_screen(judgement: Judgement, recent: bytes) -> Judgement:
+    """The judgement without the output that a head's terminal still shows. ``recent``: its last bytes."""
+    first, *others = judgement.causes
+    rows = _free_rows()
+    window = iter(recent.decode(errors="replace").splitlines()[-rows:] if rows > 0 else ())
+    quoted = first.evidence.lines
+    if not quoted or not all(any(line in shown for shown in window) for line in quoted):
+        return judgement
+    first = replace(first, evidence=replace(first.evidence, is_on_screen=True))
+    return replace(judgement, causes=(first, *others))
+
+
+def _free_rows() -> int:
+    """Rows of the terminal beside the verdict's own lines; less than 1 without a terminal."""
     try:
-        rows = os.get_terminal_size(STDERR).lines or USUAL_ROWS
+        return (os.get_terminal_size(STDERR).lines or USUAL_ROWS) - OWN_LINES
     except OSError:
-        return False
-    return quoted + shown_since + OWN_LINES <= rows
+        return 0
 
 
 def _lacks_input(attempt: AttemptOutcome, worker: WorkerPlan, tail: bytes) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dsl.report.findings import HEADER, MAX_DOUBTFUL, Finding, innermost
+from dsl.evidence.findings import HEADER, MAX_DOUBTFUL, Finding, innermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
