@@ -18,6 +18,7 @@ from dsl.agent.policy import END_ACTIONS, signal_code
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.terms import fixed_places
+from dsl.control.clock import OURS
 from dsl.control.hub import Hub, allow_connections
 from dsl.control.messages import Bye, Hello, Lost, Moved, Refused, Said, Stop
 from dsl.errors import PortError, RendezvousError
@@ -69,6 +70,7 @@ class FirstNode:
             job, self._hello.nodes, self._hello.version, joining.address, joining.port, joining.timeout_s
         )
         self._conductor = Conductor(terms, time.monotonic(), self._port_of)
+        self._conductor.clocks[0] = OURS
         self._links: dict[int, Link] = {}
         self._guests: list[Link] = []
         """Nodes that were sent to the other port, or away, and have not hung up yet."""

@@ -43,7 +43,7 @@ class Context:
     fault: str = ""
     """Why no member could be reached any more; empty: they could."""
     begun_by: int | None = None
-    """The place of the member that ended first; None: none did, or a stop came before."""
+    """The member whose end we heard of first; None: we had told all members to stop before."""
     sees_all: bool = True
     """The members run all workers of the job."""
 
@@ -91,14 +91,18 @@ def judge(
     if context.fault:
         judgement = replace(judgement, code=FAILURE)
     elif not causes:
-        judgement = _without_cause(judgement, reports, members, context)
+        judgement = _without_cause(judgement, reports, members, clocks, context)
     if context.is_preempted and not any(report.rank >= 0 for report in reports.values()):
         judgement = replace(judgement, code=REQUEUE_CODE, is_preempted=True)
     return judgement
 
 
 def _without_cause(
-    judgement: Judgement, reports: Mapping[int, Report], members: Mapping[int, Member], context: Context
+    judgement: Judgement,
+    reports: Mapping[int, Report],
+    members: Mapping[int, Member],
+    clocks: Mapping[int, Clock],
+    context: Context,
 ) -> Judgement:
     """The judgement of an attempt in which no member failed by itself."""
     failed = [reports[place] for place in sorted(reports) if reports[place].code]
@@ -108,22 +112,35 @@ def _without_cause(
         return replace(judgement, code=code, signum=context.signum, is_key=context.is_key)
     if signals:  # the user knows which host received it
         return replace(judgement, code=SIGNAL_CODES + signals[0], signum=signals[0])
-    if context.begun_by in reports and context.begun_by is not None:
-        code = reports[context.begun_by].code
-        return replace(judgement, code=code, quitter=members[context.begun_by].name)
+    if context.begun_by is not None and context.begun_by in reports:
+        first = _first_to_stop(context.begun_by, reports, clocks)
+        return replace(judgement, code=reports[first].code, quitter=members[first].name)
     signum = context.preempt_signal if context.is_preempted else None
     return replace(judgement, code=failed[0].code if failed else 0, signum=signum)
 
 
+def _first_to_stop(begun_by: int, reports: Mapping[int, Report], clocks: Mapping[int, Clock]) -> int:
+    """The member that stopped first: that of the first report, unless another is known to be earlier."""
+    from dsl.control.clock import is_earlier  # a node alone does not need it
+
+    first = begun_by
+    for place in sorted(reports):
+        one, other = reports[place], reports[first]
+        if place != first and one.code and one.stopped_ns and other.stopped_ns:
+            sooner = is_earlier(one.stopped_ns, clocks.get(place), other.stopped_ns, clocks.get(first))
+            first = place if sooner else first
+    return first
+
+
 def _brief(report: Report) -> Report:
-    """A report without what is told of the first cause alone."""
+    """A report without the details that a verdict gives only about the first cause."""
     return replace(
         report, evidence=replace(report.evidence, lines=()), others=(), more=(), after=(), survivors=()
     )
 
 
 def _moment(report: Report, clock: Clock | None) -> tuple[bool, int]:
-    """When a member failed, on our clock. A lost host shows later than a failure: it comes last."""
+    """When a member failed, by our clock. Lost hosts come last: we notice a loss later than a failure."""
     return report.failed_ns == 0, report.failed_ns - (0 if clock is None else clock.offset_ns)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dsl import Ended, Exit
     from dsl.model.judgement import Judgement
     from dsl.model.node import WorkerPlan
-    from dsl.model.outcome import AttemptOutcome, TimerExpired
+    from dsl.model.outcome import AttemptOutcome
 
 SIGKILL, SIGTERM = 9, 15
 STDERR = 2
@@ -85,6 +85,7 @@ def report_of(attempt: AttemptOutcome) -> Report:
         after=_after(attempt, exits),
         survivors=tuple([Survivor(*one, host=attempt.plan.host) for one in ended.survivors[:MOST_SURVIVORS]]),
         stop_signal=ended.stop_signal,
+        stopped_ns=min([one.ended_ns for one in attempt.exits], default=0),
     )
     if server is not None:
         labels = [workers[number].label for number in server.workers]
@@ -152,9 +153,11 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     worker = attempt.plan.workers[cause.worker]
     path, known, words = worker.log_path, "", None
     tail = ended.tail if cause.worker == ended.first_failure.worker else b""
-    tail = without_lost_record(tail or (last_bytes(path) if path is not None else b""), worker.error_file)
-    if attempt.cause_timer is not None:
-        known = timer_evidence(attempt.cause_timer)
+    tail = _without_lost_record(tail or (last_bytes(path) if path is not None else b""), worker.error_file)
+    timer = attempt.cause_timer
+    if timer is not None:
+        scope = timer.scope if len(timer.scope) <= LONGEST_SCOPE else f"{timer.scope[: LONGEST_SCOPE - 3]}..."
+        known = f"its timer {scope!r} had expired"
     elif cause.signal == SIGKILL:
         known = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
     if tail:
@@ -166,7 +169,7 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     lines = () if words is None else words.lines
     return Evidence(
         known=known,
-        is_out_of_memory=cause.signal == SIGKILL and attempt.cause_timer is None and bool(known),
+        is_out_of_memory=cause.signal == SIGKILL and timer is None and bool(known),
         recorded=" ".join(recorded[0].split())[:LONGEST_MESSAGE] if recorded else "",
         said=words.exception + where if words is not None and words.exception else "",
         lines=lines,
@@ -207,12 +210,6 @@ def _lacks_input(attempt: AttemptOutcome, worker: WorkerPlan, tail: bytes) -> bo
     last = tail[-1000:]
     has_quit = b"bdb.BdbQuit" in last or b"Quitting pdb will kill the process" in last
     return has_quit and not worker.stdin and any(one.stdin for one in attempt.plan.workers)
-
-
-def timer_evidence(timer: TimerExpired) -> str:
-    """The evidence for a death by an expired timer."""
-    scope = timer.scope if len(timer.scope) <= LONGEST_SCOPE else f"{timer.scope[: LONGEST_SCOPE - 3]}..."
-    return f"its timer {scope!r} had expired"
 
 
 def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:
@@ -298,7 +295,7 @@ def _if_full(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
 
 
-def without_lost_record(tail: bytes, error_file: str | None) -> bytes:
+def _without_lost_record(tail: bytes, error_file: str | None) -> bytes:
     """The last output of a worker, up to where torch's ``@record`` failed to write the error file.
 
     The directory of that file may have been removed. The exception to record comes before that failure.

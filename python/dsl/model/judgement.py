@@ -176,6 +176,8 @@ class Report:
     """Processes that did not end, at most `MOST_SURVIVORS`."""
     stop_signal: Signal | None = None
     """The signal by which a user or scheduler ended the attempt there; None without such a signal."""
+    stopped_ns: Moment = 0
+    """When the first of its workers ended, on the clock of its host; 0: none has."""
     absence: Absence | None = None
     """The member did not report: the head has made this record, and knows only this."""
 

@@ -160,6 +160,29 @@ def test_a_worker_that_failed_before_its_host_was_lost_keeps_its_time_and_code()
     assert verdict(judgement)[0] == "rank 3 failed with 9, then host n1 (rank 3) was lost: it is gone"
 
 
+@pytest.mark.parametrize(
+    "times_ms, error_ms, begun_by, quitter",
+    [
+        ((5, 9), 0, 1, "host n0"),  # its report came later, but it was the first to stop
+        ((5, 9), 0, 0, "host n0"),
+        ((9, 5), 0, 0, "host n1"),
+        ((5, 9), 3, 1, "host n1"),  # the clocks cannot tell
+        ((0, 9), 0, 1, "host n1"),  # nobody knows when
+    ],
+)
+def test_of_members_that_stop_by_themselves_the_first_by_the_clock_is_named(
+    times_ms: tuple[int, int], error_ms: int, begun_by: int, quitter: str
+) -> None:
+    reports = [
+        a_report(0, 40 + place, host=f"n{place}", stopped_ns=at_ms * MS, victims=(place,))
+        for place, at_ms in enumerate(times_ms)
+    ]
+    clocks = {place: Clock(0, error_ms * MS) for place in (0, 1)}
+    judgement = judged(*reports, clocks=clocks, begun_by=begun_by)
+    assert judgement.quitter == quitter
+    assert judgement.code == 40 + int(quitter[-1])
+
+
 REPORTS = st.builds(
     lambda kind, code, at_ms, rank: {
         "well": a_report(0, 0),

@@ -33,7 +33,7 @@ def test_who_has_failed_is_said_even_if_what_is_known_of_it_cannot_be_had(
     def fail(*_args: object) -> str:
         raise ModuleNotFoundError("No module named 'x'")
 
-    monkeypatch.setattr(evidence, "without_lost_record", fail)
+    monkeypatch.setattr(evidence, "evidence_of", fail)
     plan, cause = a_plan(2), an_exit(1, code=3)
     attempt = an_attempt(plan, [cause, an_exit(0, signal=15, by_us=True)], end(cause))
     Narrator(plan).hear(Outcome(3, (attempt,)))
