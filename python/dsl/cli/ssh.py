@@ -22,7 +22,7 @@ from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.plan.hosts import read_hostfile
 from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output
-from dsl.report.verdict import name_labels, reason, survivor
+from dsl.report.verdict import name_workers, reason, survivor
 from dsl.resources.allocation import find_allocation
 from dsl.resources.filters import apply_filters
 
@@ -197,8 +197,10 @@ def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
         if exit_.status and not exit_.caused_by_stop:
             why = "ssh has failed, the host cannot be reached" if exit_.code == SSH_FAILED else reason(exit_)
             alike.setdefault(why, []).append(exit_.worker)
-    labels = [worker.label for worker in plan.workers]
-    return [f"{name_labels([labels[one] for one in sorted(some)])}: {why}" for why, some in alike.items()]
+    names = [worker.label.name for worker in plan.workers]
+    noun = plan.workers[0].noun
+    told = [(name_workers([names[one] for one in sorted(some)], noun), why) for why, some in alike.items()]
+    return [f"{who}: {why}" for who, why in told]
 
 
 def _run_rounds(plans: Sequence[NodePlan]) -> int:

@@ -49,7 +49,7 @@ class Attempt:
         return number == self.number and place in self.reports and self.reports[place] is None
 
     def lose(self, place: int, name: str, why: str, code: int, *, is_lost: bool) -> Report:
-        """Report for a member that cannot. ``is_lost``: it is gone; otherwise it refused its part."""
+        """Make a report for a member that sends none. ``is_lost``: it is gone; else it refused its part."""
         ranks, known = self.ranks[place], self.failing.get(place)
         absence = Absence(name, why, is_lost, ranks.start, len(ranks))
         if known is not None:
@@ -81,7 +81,7 @@ def choose_port(terms: Terms, first: Known) -> int:
 
 
 def meet(terms: Terms, members: Sequence[tuple[int, Known]], meeting: Meeting) -> dict[int, Meeting]:
-    """What each member of an attempt is told, by place: ``meeting`` with all nodes and its own place."""
+    """The message for each member of an attempt, by place. ``meeting`` has what is the same for all."""
     sizes: dict[int, int] = {}
     before: dict[str, int] = {}
     firsts = {}
@@ -107,7 +107,7 @@ def meet(terms: Terms, members: Sequence[tuple[int, Known]], meeting: Meeting) -
 def opening(
     terms: Terms, roster: Roster, chosen: Sequence[int], port: int, clocks: Mapping[int, Clock]
 ) -> list[object]:
-    """What the user hears before the first attempt: the port, problems, how the hosts compare."""
+    """Notices before the first attempt: the port, hosts with problems, differences between hosts."""
     said = []
     usual = DEFAULT_MASTER_PORT if terms.port is None else terms.port
     if usual and port != usual:

@@ -2,8 +2,8 @@
 
 It hears messages of members, signals and times, and answers with orders. It has no clock of its own.
 
-An attempt begins when enough members are there and nothing stands in the way. The first failure stops the
-attempt at all members. When all of them have reported, another attempt follows, or the job ends:
+An attempt begins when enough members are ready and no member has a problem that prevents it. The first
+failure stops the workers of all members. After the last report another attempt follows, or the job ends:
 
 - A worker that fails costs a restart.
 - A member that is lost, leaves or comes is a change of membership. In an elastic job the others start again
@@ -20,7 +20,7 @@ from dsl.conductor.judge import Member as Judged
 from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S, Roster
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.restarts import Restarts
-from dsl.control.checks import version_problem
+from dsl.conductor.terms import objection
 from dsl.control.messages import (
     Bye,
     Checked,
@@ -34,7 +34,6 @@ from dsl.control.messages import (
     Stop,
 )
 from dsl.errors import DslError
-from dsl.lists import quote
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Report
 from dsl.model.outcome import REQUEUE_CODE
@@ -77,20 +76,19 @@ class Conductor:
         self._context = Context(command, preempt_signal=preempt)
         """Why the job is being ended, if it is."""
         self._abandoned = ""
-        """Why no member can be trusted any more; empty: they can."""
-        """The programs that reach the members are gone."""
+        """Why the programs that reach the members have ended; empty: they run."""
         self._is_over = self._is_dismissed = False
         self._restarts = Restarts(terms, self._roster)
         self._count = 0
         """Number of attempts begun."""
         self._deadline_s: float | None = None
-        """When members count as lost that are still expected to report or to say goodbye."""
+        """When members count as lost if they have not reported, or not said goodbye."""
         self._company_s: float | None = None
-        """When new members are taken in without waiting for others."""
+        """When the job starts again with new members, even if more hosts are still starting."""
         self.notices: list[Notice] = []
         """What to tell the user at the end beside `judgement`, once all output has been shown."""
         self.judgement: Judgement | None = None
-        """What the members have reported about the last attempt; None: it has not ended, or all is well."""
+        """What follows from the reports about the last attempt; None: it has not ended, or all is well."""
         self.code: int | None = None
         """Exit code of the job, once decided."""
         self.clocks: dict[int, Clock] = {}
@@ -198,9 +196,9 @@ class Conductor:
         return [*orders, *self._try_to_begin()]
 
     def starters_lost(self, why: str, now_s: float) -> list[object]:
-        """All programs that reach the members have ended: no member can be trusted, and the job ends.
+        """All programs that reach the members have ended: end the job.
 
-        Members that can still be reached get the grace period to end.
+        Members that are still connected get the grace period to end.
         """
         self._now_s = now_s
         if self._is_over:
@@ -234,11 +232,9 @@ class Conductor:
         if self._attempt is None:
             return self._give_up(128 + signum)
         self._attempt.is_stopping = True
-        if insists:
-            text = f"{name} received again: the grace is over"
-            return [Speak(Notice("info", text)), *self._to_running(Stop(signum, 0.0))]
-        grace_s = self._terms.job.signals.grace_s
+        grace_s = 0.0 if insists else self._terms.job.signals.grace_s
         text = f"{name} received: stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
+        text = f"{name} received again: the grace is over" if insists else text
         return [Speak(Notice("info", text)), *self._to_running(Stop(signum, grace_s))]
 
     def wait_longer(self, now_s: float) -> None:
@@ -280,26 +276,12 @@ class Conductor:
         if self._is_over:
             one.is_told = one.is_gone = True
             return [Send(place, self._over())]
-        problem = version_problem(hello, terms.version)
-        if terms.assignment is None:
-            return self._seat(place, one, hello, problem)
-        member = terms.seats[place]
-        if not problem and hello.is_task and hello.local_rank != member.task:
-            problem = (
-                f"is local rank {hello.local_rank} there, expected {member.task}: "
-                "leave options that place ranks out of --launcher_args"
-            )
-        if problem:
-            return self._find_unfit(place, (problem,))
-        return [Send(place, replace(terms.assignment, node_rank=member.node_rank, task=member.task))]
-
-    def _seat(self, place: int, one: Known, hello: Hello, problem: str) -> list[object]:
-        """A member has come by itself: it takes its place if it belongs to this job."""
-        run_id = self._terms.job.run_id
-        if not problem and hello.run_id != run_id:
-            problem = f"its --rdzv-id is {quote(hello.run_id)}, that of node 0 is {quote(run_id)}"
-        if not problem and not hello.workers:
-            problem = "it has no workers"
+        problem = objection(terms, place, hello)
+        if terms.assignment is not None:
+            if problem:
+                return self._find_unfit(place, (problem,))
+            seat = terms.seats[place]
+            return [Send(place, replace(terms.assignment, node_rank=seat.node_rank, task=seat.task))]
         one.host = hello.host
         if problem:
             text = f"{self.name(place)} cannot take part: {problem}"
@@ -415,32 +397,24 @@ class Conductor:
         return self._to_running(Stop(SIGTERM, self._terms.job.signals.grace_s, why=why), but)
 
     def _hear_report(self, attempt: Attempt, place: int, report: Report) -> list[object]:
-        name = self.name(place)
         attempt.reports[place] = report
-        orders: list[object] = []
-        asked = self._is_asked
-        if report.stop_signal is not None and not asked:
-            line = f"{name} has left: {signal_name(report.stop_signal)} received there"
-            orders += self._let_go(attempt, place, line, LONGEST_RETRY_S)
+        is_stopped = attempt.is_stopping or self._is_asked
+        why, retry_s, orders = "", LONGEST_RETRY_S, list[object]()
+        if report.stop_signal is not None and not self._is_asked:
+            why = f"has left: {signal_name(report.stop_signal)} received there"
         elif report.survivors:
-            line = f"{name} is left out: workers would not end there"
-            orders += self._let_go(attempt, place, line, LONGEST_RETRY_S)
-        elif (
-            self._terms.is_elastic and report.rank < 0 and report.code and not (attempt.is_stopping or asked)
-        ):
-            line = f"{name} is left out: it has stopped its workers, exit code {report.code}"
-            orders += self._let_go(attempt, place, line, self._roster[place].pause_s())
+            why = "is left out: workers would not end there"
+        elif self._terms.is_elastic and report.rank < 0 and report.code and not is_stopped:
+            why = f"is left out: it has stopped its workers, exit code {report.code}"
+            retry_s = self._roster[place].pause_s()
+        if why:
+            attempt.left[place] = Notice("warning", f"{self.name(place)} {why}")
+        if why and self._terms.is_elastic:
+            self._roster[place].put("missing", self._now_s + retry_s, "has left")
+            orders += self._tell_over(place)
         if report.code:
             orders += self._stop_others(attempt, place)
         return [*orders, *self._decide()]
-
-    def _let_go(self, attempt: Attempt, place: int, line: str, retry_s: float) -> list[object]:
-        """A member cannot take part in the next attempt, as it has reported."""
-        attempt.left[place] = Notice("warning", line)
-        if not self._terms.is_elastic:
-            return []
-        self._roster[place].put("missing", self._now_s + retry_s, "has left")
-        return self._tell_over(place)
 
     def _hear_end(self, place: int, one: Known, message: Bye | Lost) -> list[object]:
         """A member has said goodbye, or its connection has ended."""
@@ -551,7 +525,11 @@ class Conductor:
     # ------------------------------------------------------------------ the end
 
     def _give_up(self, code: int, *lines: str, after: Judgement | None = None) -> list[object]:
-        """End a job of which no worker runs. ``lines`` say why. ``after``: so does the last attempt."""
+        """End the job while no worker runs.
+
+        ``lines`` give the reason to the user. ``after`` is the judgement of the last attempt, which the user
+        sees, too.
+        """
         self.code, self.judgement = code, after
         self.notices += [Notice("critical", f"error: {line}") for line in lines]
         orders: list[object] = []

@@ -104,7 +104,7 @@ class Roster:
     # ------------------------------------------------------------------ members that cannot take part
 
     def find_unfit(self, place: int, problems: Sequence[str], now_s: float) -> list[object]:
-        """Something is wrong at a member. An elastic job tries it again when the user may have mended it."""
+        """Note problems at a member. An elastic job tries it again when the user may have mended them."""
         is_elastic = self._terms.is_elastic
         is_news = self._known[place].put(
             "unfit", now_s + MENDED_S if is_elastic else None, "\n".join(problems)
@@ -117,7 +117,7 @@ class Roster:
         return [Speak(Notice("warning", f"{self.name(place)} cannot take part: {line}")) for line in lines]
 
     def miss(self, place: int, why: str, now_s: float, *, is_known: bool = False) -> list[object]:
-        """A member is not there. An elastic job tries it again. ``is_known``: the user hears it elsewhere."""
+        """Note that a member is missing. An elastic job tries it again. ``is_known``: say nothing."""
         one, is_elastic = self._known[place], self._terms.is_elastic
         is_news = one.put("missing", now_s + one.pause_s() if is_elastic else None, why)
         if not is_elastic or not is_news or is_known:
@@ -125,7 +125,7 @@ class Roster:
         return [Speak(Notice("warning", f"{self.name(place)}: {why}; it is tried again"))]
 
     def try_again(self, now_s: float) -> list[object]:
-        """Members have not answered in time, or it is time to try them again."""
+        """Give up waiting for members that have not answered in time, and try missing members again."""
         orders: list[object] = []
         for place, one in enumerate(self._known):
             if one.due_s is None or now_s < one.due_s:
@@ -141,7 +141,7 @@ class Roster:
         return orders
 
     def problems(self, *, awaited: bool) -> list[str]:
-        """What stands in the way, one line per problem. ``awaited``: silent members count, too."""
+        """The problems that prevent an attempt, one line each. ``awaited``: include silent members."""
         where: dict[str, list[int]] = {}
         for place, one in enumerate(self._known):
             is_silent = awaited and one.status == "starting" and not one.problem

@@ -36,14 +36,14 @@ class Explain:
 
 @record
 class Dismiss:
-    """No message to the members is left. The programs that started them have ``within_s`` to end."""
+    """End the programs that reach the members: they get ``within_s`` to end by themselves."""
 
     within_s: float
 
 
 @record
 class Reach:
-    """Start the program that reaches a member again, and end what is left of the last one."""
+    """Start the program that reaches a member again. If an earlier one still runs, end it first."""
 
     place: int
 

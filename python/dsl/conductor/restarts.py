@@ -1,4 +1,4 @@
-"""Whether another attempt follows one that has ended, and what the user hears about it."""
+"""Decides whether another attempt follows an ended one, and words that decision for the user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Restarts:
         self._tried: tuple[Tried, ...] = ()
 
     def after_failure(self, attempt: Attempt, judgement: Judgement, now_s: float) -> tuple[Next, str]:
-        """A worker has failed, or a member that the job needs: what follows, and a line for the user."""
+        """What follows when a worker failed, or a member that the job needs; and a line for the user."""
         job, terms = self._terms.job, self._terms
         rank = judgement.causes[0].rank if judgement.causes else -1
         self._note(attempt, f"rank {rank}, exit code {judgement.code}", now_s)
@@ -46,7 +46,7 @@ class Restarts:
         return step, f"{text}: the job is given up" if step.kind == "futile" else text
 
     def after_change(self, attempt: Attempt, now_s: float) -> tuple[Next, str]:
-        """Members of an elastic job are lost, or others have come: what follows, and a line for the user."""
+        """What follows when members of an elastic job were lost or have come; and a line for the user."""
         lost = self._roster.names(sorted(attempt.left)) if attempt.left else ""
         self._note(attempt, f"{lost} lost" if lost else "", now_s)
         step = after_failure(self._tried, OTHER_HOSTS, 1, gives_up=True)

@@ -1,12 +1,14 @@
-"""What a conductor knows from the start: the members of the job, and on which terms they take part."""
+"""What a conductor knows from the start: the members of the job, and the rules by which they take part."""
 
 from __future__ import annotations
 
 from dsl._record import record, replace
+from dsl.control.checks import version_problem
+from dsl.lists import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.control.messages import Assignment
+    from dsl.control.messages import Assignment, Hello
     from dsl.model.job import Job
     from dsl.model.remote import Remote
 
@@ -49,7 +51,7 @@ class Terms:
     """Members come and go: a lost one is reached again, and the others go on meanwhile. Otherwise a loss ends
     the job, and ``least`` and ``most`` are the number of members."""
     assignment: Assignment | None = None
-    """What each member is told when it has greeted; the place is filled in. None: the members come by
+    """The answer to a member's `Hello`; each member gets its own place in it. None: the members come by
     themselves, know the job, and say how many workers they have."""
     address: str = ""
     """Where rank 0 listens; empty: the first address of its host."""
@@ -71,6 +73,24 @@ class Terms:
     def members_come(self) -> bool:
         """Whether members come by themselves; otherwise we reach them."""
         return self.assignment is None
+
+
+def objection(terms: Terms, place: int, hello: Hello) -> str:
+    """Why a member that greets us cannot take part; empty: its greeting shows no reason."""
+    problem = version_problem(hello, terms.version)
+    task, run_id = terms.seats[place].task, terms.job.run_id
+    if problem:
+        return problem
+    if terms.members_come and hello.run_id != run_id:
+        return f"its --rdzv-id is {quote(hello.run_id)}, that of node 0 is {quote(run_id)}"
+    if terms.members_come and not hello.workers:
+        return "it has no workers"
+    if not terms.members_come and hello.is_task and hello.local_rank != task:
+        return (
+            f"is local rank {hello.local_rank} there, expected {task}: "
+            "leave options that place ranks out of --launcher_args"
+        )
+    return ""
 
 
 def seats_of(job: Job, *, per_node: bool) -> tuple[Seat, ...]:

@@ -66,14 +66,6 @@ class StreamFiles:
     filtered_stderr: str = ""
     """The same for stderr."""
 
-    def error_file(self, local_rank: int) -> str | None:
-        """File where a worker records its error."""
-        return self.workers[local_rank].error_file
-
-    def variables(self, local_rank: int) -> Mapping[str, str]:
-        """Variables that the answer adds to a worker's environment."""
-        return self.workers[local_rank].env
-
 
 def told(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The variables of one worker that a plug-in gets: some of those for all workers, and its ``own``."""

@@ -186,8 +186,8 @@ def _workers(
             binding = placement.bindings[local_rank] if placement.bindings else None
             device = placement.device(local_rank)
         if files.chosen is not None:
-            error_file = files.chosen.error_file(local_rank)
-            env.update(files.chosen.variables(local_rank))
+            error_file = files.chosen.workers[local_rank].error_file
+            env.update(files.chosen.workers[local_rank].env)
         stdout, stderr = output.routes[local_rank]
         workers.append(
             WorkerPlan(

@@ -13,9 +13,8 @@ Where torch can say the same, our bytes are the same, with these exceptions:
 
 from __future__ import annotations
 
-from dsl.model.node import Label
 from dsl.printable import printable
-from dsl.report.verdict import name_labels
+from dsl.report.verdict import name_workers
 from dsl.signals import SIGNALS
 
 TYPE_CHECKING = False
@@ -74,11 +73,10 @@ def format_summary(
         index: _block(index, failures[index], account, with_fraction=seconds.count(seconds[index]) > 1)
         for index, account in accounts.items()
     }
-    rest = [failures[index].rank for index in others[MAX_OTHERS:]]
+    rest = [str(failures[index].rank) for index in others[MAX_OTHERS:]]
     shown = [blocks[index] for index in others[:MAX_OTHERS]] or ["  <NO_OTHER_FAILURES>"]
     if rest:
-        labels = [Label("rank", str(rank)) for rank in rest]
-        shown.append(f"  ... and {len(rest)} more: {name_labels(labels)}")
+        shown.append(f"  ... and {len(rest)} more: {name_workers(rest)}")
     title = f"{printable(name)} FAILED"
     lines = [title, *(line for block in blocks.values() for line in block.split("\n"))]
     width = min(max(map(len, lines)), MAX_WIDTH)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from dsl import Exit
     from dsl.model.judgement import Absence, Alike, Evidence, Failed, Judgement, Report, ServerLost, Survivor
-    from dsl.model.node import Label
 
 # Words for the steps of a start whose engine names would not tell the user much.
 STAGES = {"stdio": "its log file or stream"}
@@ -91,7 +90,7 @@ def absent(absence: Absence) -> str:
     if not absence.is_lost:
         return f"{absence.name}: {absence.why}"
     ranks = range(absence.first_rank, absence.first_rank + absence.rank_count)
-    line = f"{absence.name} ({_name(map(str, ranks))}) was lost: {absence.why}"
+    line = f"{absence.name} ({name_workers(map(str, ranks))}) was lost: {absence.why}"
     return line if absence.rank < 0 else f"rank {absence.rank} failed with {absence.status}, then {line}"
 
 
@@ -121,7 +120,7 @@ def _details(report: Report, cause: Failed, command: str) -> list[str]:
     for one in report.others:
         delay_ms = (one.ended_ns - cause.ended_ns) / 1e6
         lines.append(f"also failed: {one.noun} {one.name} ({delay_ms:+.1f} ms): {reason(one)}")
-    return [*lines, *([f"also failed: {_name(report.more, cause.noun)}"] if report.more else [])]
+    return [*lines, *([f"also failed: {name_workers(report.more, cause.noun)}"] if report.more else [])]
 
 
 def _victims(judgement: Judgement) -> list[str]:
@@ -146,7 +145,7 @@ def _told(judgement: Judgement, after: Sequence[Alike], hows: Sequence[str]) -> 
     groups: dict[tuple[str, str], list[str]] = {}
     for one, how in zip(after, hows, strict=True):
         groups.setdefault((one.noun, how if judgement.members == 1 else ""), []).extend(one.names)
-    return ", ".join([f"{_name(names, noun)} {how}".rstrip() for (noun, how), names in groups.items()])
+    return ", ".join([f"{name_workers(names, noun)} {how}".rstrip() for (noun, how), names in groups.items()])
 
 
 def _answer(one: Alike, signum: int) -> str:
@@ -175,7 +174,7 @@ def _blame_server(server: ServerLost, host: str, evidence: Evidence) -> str:
     how = server.text if server.signum is None else f"was killed by {signal_name(server.signum)}"
     known = _known(evidence)
     return (
-        f"the fork server of {_name(server.names, server.noun)} (pid {server.pid}, host {host}) {how}"
+        f"the fork server of {name_workers(server.names, server.noun)} (pid {server.pid}, host {host}) {how}"
         f"{known and f' ({known})'}: its workers died with it"
     )
 
@@ -307,12 +306,8 @@ def _ending(exit_: Alike | Failed) -> str:
     return f"exit code {exit_.code}"
 
 
-def name_labels(labels: Sequence[Label]) -> str:
-    """``rank 3``, ``ranks 0-2,5``, ``hosts n1,n2``: labels of one noun."""
-    return _name([label.name for label in labels], labels[0].noun)
-
-
-def _name(names: Iterable[str], noun: str = "rank") -> str:
+def name_workers(names: Iterable[str], noun: str = "rank") -> str:
+    """``rank 3``, ``ranks 0-2,5``, ``hosts n1,n2``."""
     names = list(names)
     noun = f"{noun}s" if len(names) > 1 else noun
     if all(name.isdecimal() for name in names):

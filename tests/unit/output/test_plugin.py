@@ -319,9 +319,9 @@ def test_its_answer_is_data(package: Package) -> None:
     second = found.workers[1]
     assert (second.stdout, second.stderr) == (StreamFile("/l/1/1.out"), StreamFile("/l/1/1.err"))
     assert found.workers[0].stdout == StreamFile("/l/1/0.out", is_shown=True)
-    assert found.error_file(1) == "/l/1/1.json"
-    assert found.variables(1)["TORCHELASTIC_ERROR_FILE"] == "/l/1/1.json"
-    assert "RANK" not in found.variables(1)
+    assert found.workers[1].error_file == "/l/1/1.json"
+    assert found.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/l/1/1.json"
+    assert "RANK" not in found.workers[1].env
     assert (found.filtered_stdout, found.filtered_stderr) == ("/l/1/some.out", "")
 
 

@@ -14,10 +14,9 @@ from dsl import SignalReceived
 from dsl._record import replace
 from dsl.conductor.judge import Context, judge_alone
 from dsl.evidence.reports import memory_evidence, report_of
-from dsl.model.node import Label
 from dsl.model.outcome import Outcome, exit_code
 from dsl.report.narrator import Narrator
-from dsl.report.verdict import name_labels, reason, verdict
+from dsl.report.verdict import name_workers, reason, verdict
 from dsl.signals import signal_name
 
 if TYPE_CHECKING:
@@ -337,7 +336,7 @@ def test_what_is_supervised_is_called_by_its_label() -> None:
     [(["3"], "rank 3"), (["5", "0", "1", "2"], "ranks 0-2,5"), (["n1", "n2"], "ranks n1,n2")],
 )
 def test_labels_of_one_noun_are_named_together(names: list[str], text: str) -> None:
-    assert name_labels([Label("rank", name) for name in names]) == text
+    assert name_workers(names) == text
 
 
 def test_the_report_is_loaded_without_what_reads_output() -> None:
