@@ -11,7 +11,9 @@ import pytest
 from kit.cluster.packages import debian_packages
 from tests.support.delegates import QUICK, Nursery, driven, met, opening
 
-from dsl.rendezvous.delegate_messages import Changed, FailingRank, Finish, Finished, Leave, PeerFailed
+from dsl.model.nodes import NodesFinished, PeerFailure
+from dsl.model.outcome import Membership, MembershipChanged
+from dsl.rendezvous.delegate_messages import Finish, Leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,22 +77,24 @@ def test_nodes_meet_fail_come_and_leave(etcd: str, nursery: Nursery) -> None:
         a.meet()
         b.meet()
         assert {one.hosts for one in met(a, b)} == {("a", "b")}
-        a.tell(FailingRank(0, 1))
-        assert b.wait(PeerFailed).host == "a"
+        a.fail(0, 1)
+        assert b.wait(PeerFailure).host == "a"
         a.meet(restarts=1, reason="failure")
         b.meet(reason="membership")
-        assert {(one.restarts, one.reason) for one in met(a, b)} == {(1, "failure")}
+        assert {(one.meeting.restarts, one.meeting.reason) for one in met(a, b)} == {(1, "failure")}
         c.meet()
-        assert [one.wait(Changed) for one in (a, b)] == [Changed(2, 1, False, ())] * 2
+        assert [one.wait(MembershipChanged) for one in (a, b)] == [
+            MembershipChanged(Membership(2, 1), ())
+        ] * 2
         a.meet(reason="membership")
         b.meet(reason="membership")
         met(a, b, c)
         c.tell(Leave())
-        assert [one.wait(Changed).left for one in (a, b)] == [("c",)] * 2
+        assert [one.wait(MembershipChanged).left for one in (a, b)] == [("c",)] * 2
         a.meet(reason="membership")
         b.meet(reason="membership")
         met(a, b)
         a.tell(Finish())
         b.tell(Finish())
-        a.wait(Finished)
-        b.wait(Finished)
+        a.wait(NodesFinished)
+        b.wait(NodesFinished)

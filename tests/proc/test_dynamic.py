@@ -14,19 +14,11 @@ from kit.waiting import until
 from tests.support.hub import Hub, elastic_line, meet
 from tests.support.jobs import Job, complete_lines, running
 
+from dsl.model.job import Notice
 from dsl.model.judgement import Failed
-from dsl.rendezvous.delegate_messages import (
-    Changed,
-    Fail,
-    FailingRank,
-    Finish,
-    Finished,
-    Leave,
-    Meet,
-    NotMet,
-    PeerFailed,
-    Remark,
-)
+from dsl.model.nodes import MeetingRefused, NodesFinished, PeerFailure
+from dsl.model.outcome import Membership, MembershipChanged
+from dsl.rendezvous.delegate_messages import Finish, Leave, Meet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +92,7 @@ def finish(nodes: list[Node]) -> None:
     for node in nodes:
         node.expect(Finish)
     for node in nodes:
-        node.say(Finished())
+        node.say(NodesFinished())
         node.hang_up()
 
 
@@ -136,13 +128,13 @@ def assert_nothing_left(job: Job) -> None:
 
 def test_a_failure_on_one_node_starts_the_workers_of_both_again_and_the_count_agrees(table: Table) -> None:
     (job_a, a), (job_b, b) = table.node("a", "--max-restarts", "2"), table.node("b", "--max-restarts", "2")
-    assert (a.opened.min_nodes, a.opened.max_nodes, a.opened.backend) == (1, 2, "c10d")
+    assert (a.opened.point.least_nodes, a.opened.max_nodes, a.opened.point.backend) == (1, 2, "c10d")
     meet([a, b], PORT)
     assert table.seen(2) == ["0/2 0 start 0", "1/2 0 start 0"]
     table.fail(1, 0)
-    failing = b.expect(FailingRank)
+    failing = b.expect(PeerFailure)
     assert (failing.rank, failing.code) == (1, 7)
-    a.say(PeerFailed("hostb", 1, 7, failing.failed, final=False))
+    a.say(PeerFailure("hostb", 1, 7, failing.failed, is_final=False))
     orders = meet([a, b], PORT, round_=1)
     assert [(order.restarts, order.reason) for order in orders] == [(1, "failure")] * 2
     assert table.seen(4)[2:] == ["1/2 0 start 0", "1/2 1 failure 1"]
@@ -157,10 +149,10 @@ def test_a_node_that_joins_and_leaves_costs_no_restart(table: Table) -> None:
     job, a = table.node("a")
     meet([a], PORT)
     table.seen(1)
-    a.say(Changed(1, waiting=1, closed=False, left=()))
+    a.say(MembershipChanged(Membership(1, 1), ()))
     assert [(one.restarts, one.reason) for one in meet([a], PORT, round_=1)] == [(0, "membership")]
     assert table.seen(2) == ["0/1 0 membership 1", "0/1 0 start 0"]
-    a.say(Changed(1, waiting=0, closed=False, left=("b",)))
+    a.say(MembershipChanged(Membership(1, 0), ("b",)))
     meet([a], PORT, round_=2)
     assert table.seen(3)[1] == "0/1 0 membership 2"
     table.end()
@@ -180,7 +172,7 @@ def test_a_signal_ends_the_part_of_one_node_and_leaves_the_job_to_the_others(
     table.seen(1)
     if moment == "meeting":
         table.fail(0, 0)
-        a.expect(FailingRank)
+        a.expect(PeerFailure)
         a.expect(Meet)
     elif moment == "finishing":
         table.end()
@@ -212,7 +204,7 @@ def test_nothing_is_left_when_guard_or_agent_is_killed(victim: str, moment: str,
     workers = table.pids(1)
     if moment == "meeting":
         table.fail(0, 0)
-        a.expect(FailingRank)
+        a.expect(PeerFailure)
         a.expect(Meet)
     elif moment == "finishing":
         table.end()
@@ -278,7 +270,7 @@ def test_a_final_failure_of_another_node_ends_this_one_with_its_code_and_names_i
     job, a = table.node("a")
     meet([a], PORT)
     table.seen(1)
-    a.say(PeerFailed("hostb", 3, 9, FAILED, final=True))
+    a.say(PeerFailure("hostb", 3, 9, FAILED, is_final=True))
     a.expect(Leave)
     a.hang_up()
     assert job.wait() == 9
@@ -291,10 +283,10 @@ def test_restarts_that_are_spent_end_the_job_on_all_nodes(table: Table) -> None:
     meet([a, b], PORT)
     table.seen(2)
     table.fail(0, 0)
-    a.expect(FailingRank)
-    fail = a.expect(Fail)
+    a.expect(PeerFailure)
+    fail = a.expect(PeerFailure)
     assert (fail.rank, fail.code) == (0, 7)
-    b.say(PeerFailed("hosta", 0, 7, fail.failed, final=True))
+    b.say(PeerFailure("hosta", 0, 7, fail.failed, is_final=True))
     b.expect(Leave)
     for node in (a, b):
         node.hang_up()
@@ -308,8 +300,8 @@ def test_a_failure_that_may_follow_from_a_lost_node_waits_for_word_of_it(table: 
     meet([a, b], PORT)
     table.seen(2)
     table.fail(0, 0)
-    a.expect(FailingRank)
-    a.say(Changed(1, waiting=0, closed=False, left=("hostb",)))
+    a.expect(PeerFailure)
+    a.say(MembershipChanged(Membership(1, 0), ("hostb",)))
     assert [one.restarts for one in meet([a], PORT, round_=1)] == [0]
     assert "0/1 0 membership 1" in table.seen(3)
     b.hang_up()
@@ -325,7 +317,7 @@ def test_whoever_has_finished_starts_again_with_a_node_that_failed(table: Table)
     table.end()
     a.expect(Finish)
     (table.directory / "end").unlink()
-    a.say(PeerFailed("hostb", 1, 7, None, final=False))
+    a.say(PeerFailure("hostb", 1, 7, None, is_final=False))
     assert [one.restarts for one in meet([a], PORT, round_=1)] == [1]
     table.seen(2)
     table.end()
@@ -340,7 +332,7 @@ def test_a_node_that_holds_the_store_stays_until_its_delegate_goes_or_a_second_s
     for job, node in ((job_a, a), (job_b, b)):
         os.kill(job.guard, signal.SIGTERM)
         node.expect(Leave)
-        node.say(Remark("warning", "this node holds the store"))
+        node.say(Notice("warning", "this node holds the store"))
         until(lambda job=job: "warning: this node holds the store" in job.stderr())  # type: ignore[misc]
         assert job.process.poll() is None
     a.hang_up()
@@ -355,8 +347,8 @@ def test_a_node_that_holds_the_store_stays_until_its_delegate_goes_or_a_second_s
 def test_nodes_that_do_not_meet_are_one_line(kind: str, code: int, table: Table) -> None:
     job, a = table.node("a")
     a.expect(Meet)
-    a.say(Remark("info", "waiting for 1 of 2 nodes"))
-    a.say(NotMet(kind, "only 1 of 2 nodes came within 600 s"))  # type: ignore[arg-type]
+    a.say(Notice("info", "waiting for 1 of 2 nodes"))
+    a.say(MeetingRefused("only 1 of 2 nodes came within 600 s", kind))  # type: ignore[arg-type]
     assert job.wait() == code
     assert job.stderr().splitlines() == [
         "dslrun: waiting for 1 of 2 nodes",
@@ -370,8 +362,8 @@ def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, 
     job, a = table.node("a")
     a.expect(Meet)
     if has_failed:
-        a.say(PeerFailed("hostb", 3, 9, FAILED, final=True))
-    a.say(NotMet("unneeded", "the job j has ended without this node, which was a spare"))
+        a.say(PeerFailure("hostb", 3, 9, FAILED, is_final=True))
+    a.say(MeetingRefused("the job j has ended without this node, which was a spare", "unneeded"))
     assert job.wait() == (9 if has_failed else 0)
     over = "the job is over: rank 3 on host hostb failed: exit code 9"
     unneeded = "the job j has ended without this node, which was a spare"

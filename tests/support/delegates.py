@@ -15,13 +15,17 @@ import sys
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from dsl._record import replace
-from dsl.rendezvous.delegate_messages import Lines, Meet, Met, Open, answer_from_line, order_to_line
+from dsl.model.job import MeetingPoint
+from dsl.model.lines import Lines, to_line
+from dsl.model.nodes import NodesMet, PeerFailure
+from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dsl.rendezvous.delegate_messages import Answer, Order, Reason
+    from dsl.model.job import RestartReason
+    from dsl.model.judgement import Failed
+    from dsl.rendezvous.delegate_messages import Answer, Order
 
     _A = TypeVar("_A", bound=Answer)
 
@@ -96,7 +100,7 @@ class Driven:
     def __init__(self, host: str, nursery: Nursery | None, code: str = "") -> None:
         self._socket, theirs = socket.socketpair()
         self.host = host
-        self._lines = Lines()
+        self._lines = Lines(*ANSWERS)
         self.heard: list[Answer] = []
         """All that it has said."""
         self._next = 0
@@ -113,11 +117,17 @@ class Driven:
 
     def tell(self, order: Order) -> None:
         """Give an order."""
-        self._socket.sendall(order_to_line(order))
+        self._socket.sendall(to_line(order))
 
-    def meet(self, size: int = 1, role: str = "default", restarts: int = 0, reason: Reason = "start") -> None:
+    def meet(
+        self, size: int = 1, role: str = "default", restarts: int = 0, reason: RestartReason = "start"
+    ) -> None:
         """Give the order to meet."""
         self.tell(Meet(size, role, restarts, reason))
+
+    def fail(self, rank: int, code: int = 1, failed: Failed | None = None, *, final: bool = False) -> None:
+        """Tell it that a worker has failed."""
+        self.tell(PeerFailure(self.host, rank, code, failed, final))
 
     def wait(self, kind: type[_A], timeout_s: float = 20.0) -> _A:
         """The next answer of a kind; those of others are passed over."""
@@ -140,7 +150,7 @@ class Driven:
             return False
         if not data:
             raise GoneError(f"{self.host}: it has gone, with {self.heard}")
-        self.heard += [answer_from_line(line) for line in self._lines.feed(data)]
+        self.heard += self._lines.feed(data)
         return True
 
     def hang_up(self) -> None:
@@ -173,10 +183,20 @@ class Driven:
         return is_good
 
 
-def opening(host: str, endpoint: str, nodes: tuple[int, int] = (2, 2), **changes: object) -> Open:
+def opening(
+    host: str,
+    endpoint: str,
+    nodes: tuple[int, int] = (2, 2),
+    *,
+    backend: str = "c10d",
+    settings: tuple[tuple[str, str], ...] = QUICK,
+    run_id: str = "job",
+    local_addr: str | None = None,
+) -> Open:
     """The first order of an agent. Nodes are ordered by the last letter of their host's name."""
-    address = f"127.0.0.{ord(host[-1])}"
-    return replace(Open("c10d", endpoint, "job", *nodes, address, QUICK, host), **changes)
+    address = f"127.0.0.{ord(host[-1])}" if local_addr is None else local_addr
+    point = MeetingPoint("dynamic", "", None, backend, endpoint, settings, nodes[0], address)
+    return Open(point, run_id, nodes[1], host)
 
 
 @contextlib.contextmanager
@@ -195,6 +215,6 @@ def driven(nursery: Nursery | None) -> Iterator[Callable[..., Driven]]:
     assert stuck == [], "delegates that outlived their agents"
 
 
-def met(*delegates: Driven, timeout_s: float = 20.0) -> list[Met]:
+def met(*delegates: Driven, timeout_s: float = 20.0) -> list[NodesMet]:
     """What all of them say of the round."""
-    return [one.wait(Met, timeout_s) for one in delegates]
+    return [one.wait(NodesMet, timeout_s) for one in delegates]

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dsl.rendezvous.delegate_messages import Lines, Meet, Met, Open, answer_to_line, order_from_line
+from dsl.model.job import Meeting
+from dsl.model.lines import Lines, to_line
+from dsl.model.nodes import NodesMet
+from dsl.rendezvous.delegate_messages import ORDERS, Meet, Open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +44,7 @@ class Node:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._connection.settimeout(WAIT_S)
-        self._lines = Lines()
+        self._lines = Lines(*ORDERS)
         self._orders: list[Order] = []
         self.opened = self.expect(Open)
 
@@ -57,12 +60,12 @@ class Node:
             data = self._connection.recv(1 << 16)
             if not data:
                 return None
-            self._orders += [order_from_line(line) for line in self._lines.feed(data)]
+            self._orders += self._lines.feed(data)
         return self._orders.pop(0)
 
     def say(self, answer: Answer) -> None:
         """Tell the agent something."""
-        self._connection.sendall(answer_to_line(answer))
+        self._connection.sendall(to_line(answer))
 
     def hang_up(self) -> None:
         """End the delegate by itself, as in a crash."""
@@ -77,21 +80,19 @@ def meet(nodes: Sequence[Node], port: int, *, round_: int = 0, expected: Any = N
     reason = next((one for one in ("failure", "membership", "start") if one in reasons), "start")
     sizes = tuple(order.local_world_size for order in orders)
     for place, node in enumerate(nodes):
-        node.say(
-            Met(
-                round=round_,
-                node_rank=place,
-                local_world_sizes=sizes,
-                first_role_rank=sum(sizes[:place]),
-                role_world_size=sum(sizes),
-                address="127.0.0.1",
-                port=port,
-                restarts=restarts,
-                reason=reason,  # type: ignore[arg-type]
-                hosts=tuple(node.opened.host for node in nodes),
-                nodes=tuple(str(id(node)) for node in nodes),
-            )
+        meeting = Meeting(
+            attempt=0,
+            node_rank=place,
+            local_world_sizes=sizes,
+            address="127.0.0.1",
+            port=port,
+            round=round_,
+            restarts=restarts,
+            reason=reason,  # type: ignore[arg-type]
+            first_role_rank=sum(sizes[:place]),
+            role_size=sum(sizes),
         )
+        node.say(NodesMet(meeting, tuple(node.opened.host for node in nodes)))
     return orders
 
 

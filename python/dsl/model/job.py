@@ -12,6 +12,7 @@ from dsl.model.request import (
     PlacementRequest,
     Port,
     Program,
+    Shown,
     SignalRequest,
     StartRequest,
 )
@@ -33,7 +34,7 @@ class Notice:
 
     level: Level
     """How much it weighs."""
-    text: str
+    text: Shown
     """One line."""
     is_made: bool = False
     """It announces something that is made for the workers: shown once that exists, and not in a dry run."""

@@ -1,13 +1,23 @@
-"""Events of the rendezvous: what the nodes of a job tell each other, if nodes come and go."""
+"""Events of torch's rendezvous, in which nodes come and go. The delegate of a node sends them to its agent.
+
+A `Notice` and a `MembershipChanged` of the delegate are such events, too.
+"""
 
 from __future__ import annotations
 
 from dsl._record import record
+from dsl.model.job import Meeting
+from dsl.model.judgement import Failed
+from dsl.model.request import Code, RankOrNone, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.model.job import Meeting
-    from dsl.model.judgement import Failed
+    from typing import Literal, TypeAlias
+
+# Text, as in `dsl.model.request`.
+RefusalKind: TypeAlias = (
+    "Literal['closed', 'unneeded', 'timeout', 'connection', 'settings', 'clock', 'lost', 'other']"
+)
 
 
 @record
@@ -16,28 +26,28 @@ class NodesMet:
 
     meeting: Meeting
     """The new round. The rendezvous does not know the attempt, which is 0 here."""
-    hosts: tuple[str, ...]
-    """Names of the nodes, by node rank."""
-    joined: tuple[str, ...] = ()
+    hosts: tuple[Shown, ...]
+    """Names of the nodes, by node rank; a node that is not ours has the address that torch knows."""
+    joined: tuple[Shown, ...] = ()
     """Names of the nodes that were not there in the last round."""
-    left: tuple[str, ...] = ()
+    left: tuple[Shown, ...] = ()
     """Names of the nodes of the last round that are not there any more."""
 
 
 @record
 class PeerFailure:
-    """A worker of another node failed."""
+    """A worker failed. Its agent tells the delegate, and the delegates tell each other."""
 
-    host: str
-    """Name of that node."""
-    rank: int
+    host: Shown
+    """Name of the worker's node."""
+    rank: RankOrNone
     """Global rank of the worker; -1: there is none."""
-    code: int
+    code: Code
     """Its exit code, or 128 + the signal."""
     failed: Failed | None
     """How it failed; None: that node does not tell."""
     is_final: bool
-    """The job is over."""
+    """The job is over; else a restart may follow."""
 
 
 @record
@@ -47,13 +57,20 @@ class NodesFinished:
 
 @record
 class MeetingRefused:
-    """The nodes do not meet, or the delegate that meets them for us is lost."""
+    """The nodes do not meet, or the delegate is lost."""
 
-    text: str
+    text: Shown
     """One line: what, where, how to mend it."""
-    is_lost: bool = False
-    """The delegate has ended by itself."""
-    is_usage: bool = False
-    """What the user asked for makes no sense."""
-    is_unneeded: bool = False
-    """The job has ended while this node was a spare: nothing is wrong."""
+    kind: RefusalKind = "other"
+    """What stands in the way. ``settings``: what the user asked for makes no sense. ``lost``: the delegate
+    has ended by itself. ``unneeded``: the job has ended while this node was a spare, so nothing is wrong."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the delegate has ended by itself."""
+        return self.kind == "lost"
+
+    @property
+    def is_unneeded(self) -> bool:
+        """Whether nothing is wrong: the job has ended while this node was a spare."""
+        return self.kind == "unneeded"

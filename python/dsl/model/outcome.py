@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
+from dsl.model.request import Count, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,9 +153,9 @@ class Tried:
 class Membership:
     """How many nodes take part in the job at this moment."""
 
-    node_count: int
-    """Nodes of the present round."""
-    waiting: int = 0
+    node_count: Count
+    """Nodes of the present round that are left."""
+    waiting: Count = 0
     """Nodes that wait for the next round."""
     is_closed: bool = False
     """No round can follow: the nodes have agreed that the job is over."""
@@ -165,8 +166,8 @@ class MembershipChanged:
     """A node has left, or waits to join: an event of the rendezvous."""
 
     membership: Membership
-    left: tuple[str, ...] = ()
-    """Names of the nodes that have left; several nodes may have the same name."""
+    left: tuple[Shown, ...] = ()
+    """Names of the nodes that have left, by themselves or by falling silent; some may have the same name."""
     has_dropped_us: bool = False
     """The other nodes count this node among those that have left."""
 

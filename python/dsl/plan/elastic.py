@@ -141,7 +141,7 @@ def _meeting(request: Request, nodes: NodeRange) -> MeetingPoint:
         None,
         backend=BACKEND,
         endpoint=f"{address}:{port}",
-        settings=() if wait_s is None else (("join_timeout", f"{wait_s:g}"),),
+        settings=() if wait_s is None else (("join_timeout", f"{max(wait_s, 1):.0f}"),),
         least_nodes=nodes[0],
     )
 

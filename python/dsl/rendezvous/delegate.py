@@ -23,19 +23,10 @@ import sys
 import threading
 from queue import Empty, SimpleQueue
 
-from dsl.errors import RendezvousError
-from dsl.rendezvous.delegate_messages import (
-    Fail,
-    FailingRank,
-    Finish,
-    Leave,
-    Lines,
-    Meet,
-    NotMet,
-    Open,
-    answer_to_line,
-    order_from_line,
-)
+from dsl.errors import JobFormatError
+from dsl.model.lines import Lines, to_line
+from dsl.model.nodes import MeetingRefused, PeerFailure
+from dsl.rendezvous.delegate_messages import ORDERS, Finish, Leave, Meet, Open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +56,7 @@ class AgentConnection:
         """Send a line, or nothing if the agent has gone. Any thread may call this."""
         with self._saying:
             try:
-                self._connection.sendall(answer_to_line(answer))
+                self._connection.sendall(to_line(answer))
             except OSError:
                 self._gone.set()
 
@@ -75,15 +66,14 @@ class AgentConnection:
 
     def read(self) -> None:
         """Read orders until the agent has gone. Runs in a thread of its own."""
-        lines = Lines()
+        lines = Lines(*ORDERS)
         try:
             while data := self._connection.recv(1 << 16):
-                for line in lines.feed(data):
-                    order = order_from_line(line)
-                    if isinstance(order, (Leave, Fail)):  # a frozen store would block us for a minute
+                for order in lines.feed(data):
+                    if _is_last(order):  # a frozen store would block us for a minute
                         self._end_soon()
                     self._orders.put(order)
-        except (OSError, RendezvousError):
+        except (OSError, JobFormatError):
             pass
         self._gone.set()
         self._end_soon()
@@ -97,27 +87,27 @@ class AgentConnection:
 
     def serve(self) -> None:
         """Carry out orders up to the last one."""
-        from dsl.rendezvous.member import Member
+        from dsl.rendezvous.member import open_member
 
-        member = Member(self.say, self.is_wanted)
+        member: Member | None = None
         while True:
             try:
                 order = self._orders.get(timeout=LOOK_S)
             except Empty:
-                member.look_after_store()
+                if member is not None:
+                    member.look_after_store()
                 continue
-            if self._carry_out(member, order):
+            if isinstance(order, Open):
+                member = open_member(order, self.say, self.is_wanted)
+            elif member is not None:
+                self._carry_out(member, order)
+            if _is_last(order) or (isinstance(order, Finish) and self._orders.empty()):
                 return
 
-    def _carry_out(self, member: Member, order: Order) -> bool:
-        """Carry out an order. Returns whether it was the last one."""
-        if isinstance(order, Open):
-            member.open(order)
-        elif isinstance(order, Meet):
+    def _carry_out(self, member: Member, order: Order) -> None:
+        if isinstance(order, Meet):
             member.meet(order)
-        elif isinstance(order, FailingRank):
-            member.failing(order)
-        elif isinstance(order, Fail):
+        elif isinstance(order, PeerFailure):
             member.fail(order)
         elif isinstance(order, Finish):
             member.finish()
@@ -129,7 +119,11 @@ class AgentConnection:
                 if self._end is not None:
                     self._end.cancel()
                 member.host_on(lambda: not self._gone.is_set(), has_finished=False)
-        return isinstance(order, (Leave, Fail)) or (isinstance(order, Finish) and self._orders.empty())
+
+
+def _is_last(order: Order) -> bool:
+    """Whether the delegate ends after an order."""
+    return isinstance(order, Leave) or (isinstance(order, PeerFailure) and order.is_final)
 
 
 class Kept:
@@ -179,7 +173,7 @@ def main(argv: list[str]) -> int:
     sys.path[:] = [path for path in sys.path if path not in ("", here)]  # a folder named torch may lie here
     delegate = AgentConnection(socket.socket(fileno=int(argv[1])))
     threading.Thread(target=delegate.read, name="reader", daemon=True).start()
-    with contextlib.suppress(Exception):  # `Member.open` reports what is wrong with this torch
+    with contextlib.suppress(Exception):  # `open_member` reports what is wrong with this torch
         _warm_up()
     try:
         delegate.serve()
@@ -188,7 +182,7 @@ def main(argv: list[str]) -> int:
 
         text = f"the rendezvous: {type(error).__name__}: {one_line(error)}"
         last = kept.last_line()
-        delegate.say(NotMet("other", f"{text} ({last[:200]})" if last else text))
+        delegate.say(MeetingRefused(f"{text} ({last[:200]})" if last else text))
         return 1
     return 0
 

@@ -18,35 +18,19 @@ import sys
 import time
 
 from dsl._record import replace
-from dsl.errors import OptionError, RendezvousError
-from dsl.model.job import Meeting, Notice
+from dsl.errors import JobFormatError, OptionError, RendezvousError
+from dsl.model.job import Notice
+from dsl.model.lines import Lines, to_line
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
-from dsl.rendezvous.delegate_messages import (
-    Changed,
-    Fail,
-    FailingRank,
-    Finish,
-    Finished,
-    Leave,
-    Lines,
-    Meet,
-    Met,
-    NotMet,
-    Open,
-    PeerFailed,
-    Remark,
-    answer_from_line,
-    order_to_line,
-)
+from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dsl.model.job import Job
-    from dsl.model.judgement import Failed
-    from dsl.rendezvous.delegate_messages import Answer, Order, Reason
+    from dsl.model.job import Job, Meeting, RestartReason
+    from dsl.rendezvous.delegate_messages import Answer, Order
 
 READ_BYTES = 1 << 16
 
@@ -105,7 +89,7 @@ class Delegate:
             finally:
                 os.close(null)
         self._socket = ours
-        self._lines = Lines()
+        self._lines = Lines(*ANSWERS)
         self._pidfd = _pidfd_of(self.pid)
 
     def fileno(self) -> int:
@@ -115,7 +99,7 @@ class Delegate:
     def send(self, order: Order) -> None:
         """Send an order. If the delegate is gone, `receive` notices that."""
         try:
-            self._socket.sendall(order_to_line(order))
+            self._socket.sendall(to_line(order))
         except OSError:
             return
 
@@ -131,7 +115,10 @@ class Delegate:
             data = b""
         if not data:
             raise RendezvousError(f"the process that meets the other nodes has ended{self._last_words()}")
-        return [answer_from_line(line) for line in self._lines.feed(data)]
+        try:
+            return self._lines.feed(data)
+        except JobFormatError as error:
+            raise RendezvousError(f"the process that meets the other nodes says nonsense: {error}") from None
 
     def _last_words(self) -> str:
         if self._errors < 0:
@@ -191,34 +178,21 @@ class Dynamic:
 
     def __init__(self, job: Job, host: str, delegate: Delegate) -> None:
         """``host`` is the name of this node."""
-        point = job.meeting
-        self._job = job
+        self.host = host
+        self._role = job.role
         self._delegate = delegate
+        self._is_lost = False
         self._membership = Membership(1)
-        self.hosts: tuple[str, ...] = ()
-        """Names of the nodes of the last round, by node rank."""
-        self._nodes: dict[str, str] = {}
-        self._met: Meeting | None = None
+        self._met: NodesMet | None = None
         self._events: list[object] = []
+        """Events of the first meeting that are for the policy."""
         self._local_world_size = 1
-        self._orders: list[tuple[float, Order]] = []
+        self._due: tuple[float, Order] | None = None
+        """An order that waits, and when it is due."""
         self._patience_s: float | None = None
         self._is_leaving = False
         self._has_finished = False
-        self.is_lost = False
-        """The delegate has ended by itself."""
-        delegate.send(
-            Open(
-                backend=point.backend,
-                endpoint=point.endpoint,
-                run_id=job.run_id,
-                min_nodes=point.least_nodes,
-                max_nodes=job.node_count,
-                local_addr=point.local_address or None,
-                settings=point.settings,
-                host=host,
-            )
-        )
+        self.send(Open(job.meeting, job.run_id, job.node_count, host))
 
     def open(
         self, local_world_size: int, tell: Callable[[Notice], None]
@@ -241,7 +215,7 @@ class Dynamic:
                     final = [one for one in self._events if isinstance(one, PeerFailure) and one.is_final]
                     return final[0] if final else event
                 elif isinstance(event, MeetingRefused):
-                    raise OptionError(event.text) if event.is_usage else RendezvousError(event.text)
+                    raise (OptionError if event.kind == "settings" else RendezvousError)(event.text)
                 elif not isinstance(event, NodesMet):
                     self._events.append(event)
         return None
@@ -249,7 +223,12 @@ class Dynamic:
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the delegate was told
         """The meeting of an attempt. The nodes have met before: see `open` and `NodesMet`."""
         assert self._met is not None
-        return replace(self._met, attempt=attempt)
+        return replace(self._met.meeting, attempt=attempt)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes of the last round, by node rank."""
+        return () if self._met is None else self._met.hosts
 
     def membership(self) -> Membership:
         """Which nodes take part, as far as this node knows."""
@@ -257,38 +236,40 @@ class Dynamic:
 
     def fileno(self) -> int:
         """The descriptor of the delegate's socket."""
-        return -1 if self.is_lost else self._delegate.fileno()
+        return -1 if self._is_lost else self._delegate.fileno()
 
     @property
     def deadline_s(self) -> float | None:
         """`time.monotonic` when an order is due, or a wait is over; 0 while events are queued."""
         if self._events:
             return 0.0
-        due = [due_s for due_s, _ in self._orders]
-        if self._patience_s is not None:
-            due.append(self._patience_s)
-        return min(due, default=None)
+        due = [] if self._due is None else [self._due[0]]
+        return min([*due, *([] if self._patience_s is None else [self._patience_s])], default=None)
 
     def read(self) -> list[object]:
         """The events that are there, without waiting."""
         now_s = time.monotonic()
-        for order in [order for due_s, order in self._orders if due_s <= now_s]:
-            self._delegate.send(order)
-        self._orders = [one for one in self._orders if one[0] > now_s]
+        if self._due is not None and self._due[0] <= now_s:
+            self.send(self._due[1])
         events, self._events = self._events, []
         if self._patience_s is not None and self._patience_s <= now_s:
             self._patience_s = None
             events.append(PatienceOver())
         return [*events, *self._hear()]
 
-    def join(self, restarts: int, reason: Reason, pause_s: float = 0.0) -> None:
+    def send(self, order: Order) -> None:
+        """Give the delegate an order, in place of an order that still waits."""
+        self._due = None
+        self._delegate.send(order)
+
+    def join(self, restarts: int, reason: RestartReason, pause_s: float = 0.0) -> None:
         """Join the next round, after a pause. ``restarts``: counted restarts that this node knows of."""
         self._patience_s = None
-        order = Meet(self._local_world_size, self._job.role, restarts, reason)
+        order = Meet(self._local_world_size, self._role, restarts, reason)
         if pause_s > 0:
-            self._orders.append((time.monotonic() + pause_s, order))
+            self._due = (time.monotonic() + pause_s, order)
         else:
-            self._delegate.send(order)
+            self.send(order)
 
     def wait(self, within_s: float, *, for_goodbye: bool = False) -> None:
         """Report `PatienceOver` after this time, unless the node joins the next round before.
@@ -298,80 +279,32 @@ class Dynamic:
         self._patience_s = time.monotonic() + within_s
         self._is_leaving = for_goodbye
 
-    def fail_for_now(self, rank: int, code: int, failed: Failed | None) -> None:
-        """Tell the other nodes that a worker failed."""
-        self._delegate.send(FailingRank(rank, code, failed))
-
-    def finish(self) -> None:
-        """Wait for the nodes whose workers have not ended yet: then `NodesFinished` comes."""
-        self._delegate.send(Finish())
-
-    def leave(self) -> None:
-        """Leave for good. The other nodes go on."""
-        self._orders.clear()
-        self._delegate.send(Leave())
-
-    def fail(self, rank: int, code: int, failed: Failed | None) -> None:
-        """End the job on all nodes."""
-        self._orders.clear()
-        self._delegate.send(Fail(rank, code, failed))
-
     def _hear(self) -> list[object]:
-        if self.is_lost or not _is_readable(self._delegate.fileno()):
+        if self._is_lost or not _is_readable(self._delegate.fileno()):
             return []
         try:
             return self._take(self._delegate.receive())
         except RendezvousError as error:
-            self.is_lost = True
-            self._orders.clear()
-            return [MeetingRefused(str(error), is_lost=True)]
+            self._is_lost, self._due = True, None
+            return [MeetingRefused(str(error), "lost")]
 
     def _take(self, answers: Sequence[Answer]) -> list[object]:
+        """Note what the rendezvous itself has to know. Returns the events for the policy and the user."""
         events: list[object] = []
-        for answer in answers:
-            if isinstance(answer, Met):
-                events.append(self._take_round(answer))
-            elif isinstance(answer, NotMet):
-                kind = answer.kind
-                refused = MeetingRefused(
-                    answer.text, is_usage=kind == "settings", is_unneeded=kind == "unneeded"
-                )
-                events.append(refused)
-            elif isinstance(answer, Changed):
-                self._membership = Membership(answer.node_count, answer.waiting, answer.closed)
-                events.append(MembershipChanged(self._membership, answer.left, answer.has_dropped_us))
-            elif isinstance(answer, PeerFailed):
-                events.append(PeerFailure(answer.host, answer.rank, answer.code, answer.failed, answer.final))
-            elif isinstance(answer, Remark):
+        for event in answers:
+            if isinstance(event, NodesMet):
+                self._met, self._membership = event, Membership(event.meeting.node_count)
+            elif isinstance(event, MembershipChanged):
+                self._membership = event.membership
+            elif isinstance(event, NodesFinished):
+                self._has_finished = True
+            elif isinstance(event, Notice):
                 if self._is_leaving:
                     self._patience_s = None
                 if self._has_finished:
                     continue  # the job has ended well: the user needs no more notices
-                events.append(Notice("warning" if answer.level == "warning" else "info", answer.text))
-            elif isinstance(answer, Finished):
-                self._has_finished = True
-                events.append(NodesFinished())
+            events.append(event)
         return events
-
-    def _take_round(self, met: Met) -> NodesMet:
-        self._met = meeting = Meeting(
-            attempt=0,
-            node_rank=met.node_rank,
-            local_world_sizes=met.local_world_sizes,
-            address=met.address,
-            port=met.port,
-            round=met.round,
-            restarts=met.restarts,
-            reason=met.reason,
-            first_role_rank=met.first_role_rank,
-            role_size=met.role_world_size,
-        )
-        self._membership = Membership(meeting.node_count)
-        now = dict(zip(met.nodes, met.hosts, strict=True))
-        before, self._nodes, self.hosts = self._nodes, now, met.hosts
-        joined = tuple([host for node, host in now.items() if node not in before])
-        left = tuple([host for node, host in before.items() if node not in now])
-        return NodesMet(meeting, met.hosts, joined, left)
 
 
 def _is_readable(fd: int, timeout_ms: float = 0) -> bool:

@@ -16,7 +16,8 @@ import time
 
 from dsl.machine.network import addresses_toward, is_loopback, own_addresses, resolve
 from dsl.machine.ports import pick_free_port, port_is_free
-from dsl.rendezvous.delegate_messages import Met, Remark
+from dsl.model.job import Meeting, Notice
+from dsl.model.nodes import NodesMet
 from dsl.rendezvous.refusals import Refusal, why_no_connection
 from dsl.rendezvous.round_keys import (
     MASTER,
@@ -32,7 +33,7 @@ from dsl.rendezvous.round_keys import (
     tell_role,
 )
 from dsl.rendezvous.settings import number
-from dsl.rendezvous.store_messages import News, has_keys
+from dsl.rendezvous.store_messages import News, has_keys, wait_for
 from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
 from dsl.rendezvous.view import RoundNodes
 
@@ -56,22 +57,15 @@ class RoundBroken(Exception):  # noqa: N818 - the nodes meet again
 class Meetings:
     """The meetings of one node."""
 
-    def __init__(
-        self,
-        site: Site,
-        watcher: Watcher,
-        node: Node,
-        say: Callable[[Answer], None],
-        check: Callable[[], None],
-    ) -> None:
-        """``check`` raises if the agent no longer wants the meeting."""
+    def __init__(self, site: Site, watcher: Watcher, say: Callable[[Answer], None]) -> None:
         self._site = site
         self._watcher = watcher
-        self._node = node
+        self._node = watcher.node
         self._say = say
-        self._check = check
         self._own = os.urandom(16).hex()
         self._port = 0
+        self._hosts: dict[str, str] = {}
+        """Names of the last round's nodes. Hosts may share a name, so each node has a text of its own."""
         self.round: Round | None = None
         """The last round."""
         self.number = -1
@@ -87,7 +81,7 @@ class Meetings:
     def _card(self, node: Node) -> str:
         return f"dsl/{self._site.order.run_id}/card/{node[0]}_{node[1]}_{node[2]}"
 
-    def meet(self, order: Meet, last_view: Callable[[], View], judge: Callable[[], None]) -> Met:
+    def meet(self, order: Meet, last_view: Callable[[], View], judge: Callable[[], None]) -> NodesMet:
         """Join the next round.
 
         ``last_view``: the last state that torch has seen. ``judge`` raises if these nodes cannot be a round.
@@ -124,36 +118,35 @@ class Meetings:
             master = read_master(store)
         assert master is not None
         self.facts = read_facts(round_)
-        names = tuple(
-            [
-                facts.host if facts is not None else node[0] or f"node {place}"
-                for place, (facts, node) in enumerate(zip(self.facts, nodes, strict=True))
-            ]
-        )
+        names: list[str] = []
+        hosts: dict[str, str] = {}
+        for facts, node in zip(self.facts, nodes, strict=True):
+            names.append((node[0] or f"node {len(names)}") if facts is None else facts.host)
+            hosts["_".join(map(str, node)) if facts is None else facts.node] = names[-1]
         if not site.is_dynamic:
             site.news = News(store, site.order.run_id, can_wait=False)
             self._watcher.node = nodes[rank]
-        self._watcher.watch(RoundNodes(self.number, nodes, names), None if site.is_dynamic else site.news)
+        self._watcher.watch(
+            RoundNodes(self.number, nodes, tuple(names)), None if site.is_dynamic else site.news
+        )
         # A round counts at most one restart. Only torch's own handler numbers rounds for all nodes.
         restarts, reason = agree(self.facts, self.number if site.is_dynamic else None)
-        return Met(
-            round=self.number,
+        meeting = Meeting(
+            attempt=0,
             node_rank=rank,
             local_world_sizes=roles.local_world_sizes,
-            first_role_rank=roles.first_role_rank,
-            role_world_size=roles.role_world_size,
             address=master[0],
             port=master[1],
+            round=self.number,
             restarts=restarts,
             reason=reason,
-            hosts=names,
-            nodes=tuple(
-                [
-                    "_".join(map(str, node)) if facts is None else facts.node
-                    for facts, node in zip(self.facts, nodes, strict=True)
-                ]
-            ),
+            first_role_rank=roles.first_role_rank,
+            role_size=roles.role_world_size,
         )
+        before, self._hosts = self._hosts, hosts
+        joined = tuple([host for node, host in hosts.items() if node not in before])
+        left = tuple([host for node, host in before.items() if node not in hosts])
+        return NodesMet(meeting, tuple(names), joined, left)
 
     @property
     def has_strangers(self) -> bool:
@@ -163,9 +156,9 @@ class Meetings:
     def _wait(self, round_: Round, nodes: tuple[Node, ...], keys: list[str]) -> None:
         """Wait until all keys are in the store of the round."""
         site, watcher = self._site, self._watcher
-        end_s = time.monotonic() + number(site.order.settings, "read_timeout")
+        end_s = time.monotonic() + number(site.order.point.settings, "read_timeout")
         while not self.have(round_, keys):
-            self._check()
+            site.hooks.check()
             if site.is_dynamic and self._is_broken(watcher.view, nodes):
                 raise RoundBroken
             if watcher.is_lost or time.monotonic() > end_s:
@@ -181,16 +174,12 @@ class Meetings:
                 return True
             self._watcher.pause(ASK_S / 4)
             return False
-        from datetime import timedelta
-
         begin_s = time.monotonic()
-        try:
-            round_.store.wait(keys, timedelta(seconds=ASK_S))
-        except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
-            if time.monotonic() - begin_s < ASK_S / 2:
-                self._watcher.pause(ASK_S)
-            return False
-        return True
+        if wait_for(round_.store, keys, ASK_S):
+            return True
+        if time.monotonic() - begin_s < ASK_S / 2:
+            self._watcher.pause(ASK_S)
+        return False
 
     def _is_broken(self, view: View, nodes: tuple[Node, ...]) -> bool:
         """Whether a node has gone. A view from before the round was complete tells nothing."""
@@ -214,7 +203,7 @@ class Meetings:
                     advice = (
                         "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 there, else they may not find each other"
                     )
-                    self._say(Remark("warning", f"{text}: {advice}"))
+                    self._say(Notice("warning", f"{text}: {advice}"))
                 return found
         return None
 
@@ -242,11 +231,11 @@ class Meetings:
 
     def _address(self) -> str:
         """The address by which the others reach this node."""
-        order = self._site.order
-        if order.local_addr:
-            return order.local_addr
-        if not is_file(order):
-            host = host_and_port(order)[0]
+        point = self._site.order.point
+        if point.local_address:
+            return point.local_address
+        if not is_file(point):
+            host = host_and_port(point)[0]
             if is_here(host):
                 return host
             return next(iter(addresses_toward([host])), self._node[0])

@@ -6,8 +6,9 @@ import contextlib
 import threading
 import time
 
-from dsl.model.codec import to_plain
-from dsl.rendezvous.delegate_messages import Finished, NotMet, Remark
+from dsl.lists import with_port
+from dsl.model.job import Notice
+from dsl.model.nodes import NodesFinished
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
 from dsl.rendezvous.refusals import (
     Refusal,
@@ -17,8 +18,9 @@ from dsl.rendezvous.refusals import (
     refusal,
     unneeded,
 )
-from dsl.rendezvous.round_keys import Round, arrive_at_exit, exit_keys
-from dsl.rendezvous.settings import check_settings, number
+from dsl.rendezvous.round_keys import arrive_at_exit, exit_keys
+from dsl.rendezvous.settings import number
+from dsl.rendezvous.store_messages import NodeFailed, NodeLeft, StateChanged
 from dsl.rendezvous.torch_side import (
     Hooks,
     Interrupted,
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from dsl.rendezvous.delegate_messages import Answer, Fail, FailingRank, Meet, Open
+    from dsl.model.nodes import PeerFailure
+    from dsl.rendezvous.delegate_messages import Answer, Meet, Open
+    from dsl.rendezvous.round_keys import Round
     from dsl.rendezvous.torch_side import Site
     from dsl.rendezvous.view import Node
 
@@ -57,30 +61,71 @@ SPARES_S = 5.0
 """How long it stays for waiting spares, which go when they have seen that the job is over."""
 
 
+def open_member(order: Open, say: Callable[[Answer], None], is_wanted: Callable[[], bool]) -> Member | None:
+    """Make this node's part in the rendezvous; if that fails, say `MeetingRefused` and return None.
+
+    ``is_wanted``: whether to go on with the present order.
+    """
+    begin_s = time.monotonic()
+
+    def tell_of_connecting() -> None:
+        time_s = number(order.point.settings, "read_timeout")
+        say(Notice("info", connection_text(order, f"trying for up to {time_s} s")))
+
+    said = threading.Timer(FIRST_WORD_S, tell_of_connecting)
+    said.daemon = True
+    said.start()
+    try:
+        site = open_site(order)
+        watcher = Watcher(site, node_of(site.handler, order.point.local_address), say)
+        watcher.start()
+        meetings = Meetings(site, watcher, say)
+        meetings.introduce()
+    except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
+        say(refusal(error, order, time.monotonic() - begin_s))
+        return None
+    finally:
+        said.cancel()
+    host, port = host_and_port(order.point)
+    if site.is_host and port == 0:
+        site.place = with_port(host, site.store.port)
+        if order.max_nodes > 1:
+            say(Notice("info", f"the store of the rendezvous listens on port {site.store.port}"))
+    return Member(site, watcher, meetings, say, is_wanted)
+
+
 class Member(Hooks):
     """One node of the job. One thread calls all methods but the hooks."""
 
-    def __init__(self, say: Callable[[Answer], None], is_wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        watcher: Watcher,
+        meetings: Meetings,
+        say: Callable[[Answer], None],
+        is_wanted: Callable[[], bool],
+    ) -> None:
         """``is_wanted``: whether to go on with the present order."""
         self._say = say
         self._is_wanted = is_wanted
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._site: Site | None = None
-        self._watcher: Watcher | None = None
-        self._meetings: Meetings | None = None
-        self._node: Node = ("", 0, 0)
+        self._site = site
+        self._watcher = watcher
+        self._meetings = meetings
+        self._node = watcher.node
         self._view = View()
         self._was_spare = False
         self._begin_s = 0.0
         self._said = ""
         self._clocks: NodeClocks | None = None
         self._expected: tuple[Node, ...] = ()
+        site.hooks = self
 
     @property
     def is_host(self) -> bool:
         """Whether other nodes need this process because it hosts the store."""
-        return self._site is not None and self._site.is_host
+        return self._site.is_host
 
     # What is done while torch works.
 
@@ -94,8 +139,7 @@ class Member(Hooks):
                 clocks.look(view, self._node, wall_s())
         if threading.get_ident() == self._thread:
             self._view = view
-            if self._site is not None:
-                self._was_spare |= is_spare(view, self._node, self._site.order.max_nodes)
+            self._was_spare |= is_spare(view, self._node, self._site.order.max_nodes)
 
     def check(self) -> None:
         """See `Hooks`."""
@@ -104,13 +148,13 @@ class Member(Hooks):
 
     def pause(self, seconds: float) -> None:
         """See `Hooks`."""
-        if threading.get_ident() != self._thread or self._watcher is None or self._site is None:
+        if threading.get_ident() != self._thread:
             time.sleep(seconds)
             return
         self.check()
         self._judge(GRACE_OF_CLOCKS_S)
-        self._tell_of_waiting(self._site)
-        self._begin_if_all_are_there(self._site, self._watcher)
+        self._tell_of_waiting()
+        self._begin_if_all_are_there()
         is_big = self._site.order.max_nodes > MANY
         self._watcher.pause(min(seconds, ASK_OF_MANY_S if is_big else ASK_S))
 
@@ -121,88 +165,45 @@ class Member(Hooks):
         node, offset_s = clocks.far()[0]
         raise Refusal("clock", describe_clock(node[0], offset_s))
 
-    def _begin_if_all_are_there(self, site: Site, watcher: Watcher) -> None:
+    def _begin_if_all_are_there(self) -> None:
         """End torch's last call if all known nodes have come: those of the last round, and those that waited.
 
         The last call is meant for unknown nodes, in the first round.
         """
-        view, nodes = self._view, self._view.participants
+        view, nodes, order = self._view, self._view.participants, self._site.order
         if view.is_complete or view.is_closed or self._node not in nodes or not self._expected:
             return
-        if not site.order.min_nodes <= len(nodes) < site.order.max_nodes:
+        if not order.point.least_nodes <= len(nodes) < order.max_nodes:
             return
-        if not any(node not in nodes and watcher.may_come(node) for node in self._expected):
+        if not any(node not in nodes and self._watcher.may_come(node) for node in self._expected):
             self._expected = ()
-            change_state(site.backend, end_last_call)
-            watcher.wake.set()
+            change_state(self._site.backend, end_last_call)
+            self._watcher.wake.set()
 
-    def _tell_of_waiting(self, site: Site) -> None:
+    def _tell_of_waiting(self) -> None:
         if time.monotonic() - self._begin_s < FIRST_WORD_S:
             return
-        text = describe_waiting(self._view, self._node, site.order, site.place)
+        text = describe_waiting(self._view, self._node, self._site.order, self._site.place)
         if text and text != self._said:
             self._said = text
-            self._say(Remark("info", text))
+            self._say(Notice("info", text))
 
     # Orders.
 
-    def open(self, order: Open) -> None:
-        """Make the handler, or answer `NotMet`."""
-        problem = check_settings(order.backend, order.settings)
-        if problem:
-            self._say(NotMet("settings", problem))
-            return
-        begin_s = time.monotonic()
-        said = threading.Timer(FIRST_WORD_S, self._tell_of_connecting, [order])
-        said.daemon = True
-        said.start()
-        try:
-            site = open_site(order, self)
-            node = node_of(site.handler, order.local_addr)
-            watcher = Watcher(site, node, self._say)
-            watcher.start()
-            meetings = Meetings(site, watcher, node, self._say, self.check)
-            meetings.introduce()
-            self._tell_of_port(site)
-            self.take_part(site, watcher, meetings)
-        except Interrupted:
-            return
-        except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
-            self._say(refusal(error, order, time.monotonic() - begin_s))
-        finally:
-            said.cancel()
-
-    def take_part(self, site: Site, watcher: Watcher, meetings: Meetings) -> None:
-        """Serve the orders that follow with these: the rendezvous is open."""
-        self._node, self._watcher, self._meetings, self._site = watcher.node, watcher, meetings, site
-
-    def _tell_of_connecting(self, order: Open) -> None:
-        time_s = number(order.settings, "read_timeout")
-        self._say(Remark("info", connection_text(order, f"trying for up to {time_s} s")))
-
-    def _tell_of_port(self, site: Site) -> None:
-        if site.is_host and host_and_port(site.order)[1] == 0:
-            port = site.store.port
-            site.place = f"{host_and_port(site.order)[0]}:{port}"
-            if site.order.max_nodes > 1:
-                self._say(Remark("info", f"the store of the rendezvous listens on port {port}"))
-
     def meet(self, order: Meet) -> None:
-        """Join the next round, and answer `Met` or `NotMet`."""
-        site, watcher, meetings = self._site, self._watcher, self._meetings
-        if site is None or watcher is None or meetings is None:
-            return  # `open` was refused
+        """Join the next round, and answer `NodesMet` or `MeetingRefused`."""
+        site, watcher = self._site, self._watcher
+        settings = site.order.point.settings
         self._expected = watcher.expected()
         watcher.watch(None)
         watcher.is_finishing = False
         self._begin_s, self._said, self._was_spare = time.monotonic(), "", False
-        interval_s = number(site.order.settings, "keep_alive_interval")
-        self._clocks = NodeClocks(max(watcher.expiry_s - interval_s, 1.0))
-        end_s = self._begin_s + number(site.order.settings, "join_timeout")
+        self._clocks = NodeClocks(watcher.most_offset_s)
+        end_s = self._begin_s + number(settings, "join_timeout")
         try:
             while True:
                 try:
-                    self._say(meetings.meet(order, lambda: self._view, self._judge))
+                    self._say(self._meetings.meet(order, lambda: self._view, self._judge))
                     break
                 except RoundBroken:
                     if time.monotonic() > end_s:
@@ -215,90 +216,69 @@ class Member(Hooks):
             refused = refusal(error, site.order, tried_s, self._view, site.place, was_spare=self._was_spare)
             if self._was_spare and watcher.is_over and refused.kind == "connection":
                 refused = unneeded(site.order)  # the store's host ended before torch read the end
-            if refused.kind == "unneeded" and not watcher.is_over:
+            if refused.is_unneeded and not watcher.is_over:
                 watcher.hear_all()
-            self._leave(site)
+            self._leave()
             self._say(refused)
         finally:
             self._clocks = None
 
-    def failing(self, order: FailingRank) -> None:
-        """Tell the others that a worker failed."""
-        self._post("failing", order)
-
-    def fail(self, order: Fail) -> None:
-        """Tell the other nodes that the job is over, and close the rendezvous."""
-        site, watcher, meetings = self._site, self._watcher, self._meetings
-        if site is None or watcher is None or meetings is None:
+    def fail(self, failure: PeerFailure) -> None:
+        """Tell the others that a worker failed. If the job is over, close the rendezvous."""
+        site, watcher = self._site, self._watcher
+        with contextlib.suppress(Exception):  # the store is gone, which the watcher reports
+            if site.news is not None:
+                site.news.post(NodeFailed(watcher.node, max(self._meetings.number, 0), failure))
+        if not failure.is_final:
             return
-        self._post("over", order)
-        self._close(site)
+        self._close()
         if not site.is_host:
             return
-        ours = sum(facts is not None for facts in meetings.facts) - 1
-        key, end_s = f"dsl/{site.order.run_id}/acknowledged", time.monotonic() + ACKNOWLEDGE_S
+        ours = sum(facts is not None for facts in self._meetings.facts) - 1
+        end_s = time.monotonic() + ACKNOWLEDGE_S
         while time.monotonic() < end_s:
             others_wait = watcher.view.spares or watcher.view.waiting
-            if not others_wait and int(site.store.add(key, 0)) >= min(ours, len(watcher.others())):
+            if not others_wait and watcher.acknowledged() >= min(ours, len(watcher.others())):
                 break
             watcher.pause(ASK_S / 4)
 
-    def _post(self, kind: str, order: FailingRank | Fail) -> None:
-        site, watcher, meetings = self._site, self._watcher, self._meetings
-        if site is None or site.news is None or watcher is None or meetings is None:
-            return
-        item: dict[str, object] = {
-            "is": kind,
-            "node": list(watcher.node),
-            "round": meetings.number,
-            "host": site.order.host,
-            "rank": order.rank,
-            "code": order.code,
-            "failed": to_plain(order.failed),
-        }
-        try:
-            site.news.post(item)
-        except Exception:  # noqa: BLE001 - the store is gone, which the watcher reports
-            return
-
-    def _close(self, site: Site) -> None:
-        try:
+    def _close(self) -> None:
+        site = self._site
+        with contextlib.suppress(Exception):  # the store is gone: no node can meet there any more
             if not site.is_dynamic:
                 site.handler.set_closed()
             elif change_state(site.backend, _set_closed) and site.news is not None:
-                site.news.post({"is": "state"})
-        except Exception:  # noqa: BLE001 - the store is gone: no node can meet there any more
-            return
+                site.news.post(StateChanged())
 
     def finish(self) -> None:
         """Wait until the workers of all nodes have ended, and say so."""
-        site, watcher, meetings = self._site, self._watcher, self._meetings
-        round_ = meetings.round if meetings is not None else None
-        if site and watcher and meetings and round_ and not watcher.is_lost:
+        watcher, round_ = self._watcher, self._meetings.round
+        if round_ is not None and not watcher.is_lost:
             has_ended = False
             try:
-                has_ended = self._wait_for_exit(site, watcher, meetings, round_)
+                has_ended = self._wait_for_exit(round_)
             except Interrupted:
                 return
             except Exception:  # noqa: BLE001 - the store is gone, and with it the way to wait
                 watcher.is_lost = True
             if has_ended:
-                self._close(site)
+                self._close()
             elif watcher.is_lost:
-                self._say(Remark("warning", _ENDED.format(place=site.place)))
-        self._say(Finished())
+                self._say(Notice("warning", _ENDED.format(place=self._site.place)))
+        self._say(NodesFinished())
 
-    def _wait_for_exit(self, site: Site, watcher: Watcher, meetings: Meetings, round_: Round) -> bool:
+    def _wait_for_exit(self, round_: Round) -> bool:
         """Whether the workers of all nodes have ended. Then the host of the store may go at once."""
+        site, watcher = self._site, self._watcher
         watcher.is_finishing = True
         is_last = arrive_at_exit(round_)
         if site.news is not None:
             with contextlib.suppress(Exception):  # the store's host has gone already
-                site.news.post({"is": "state"})
+                site.news.post(StateChanged())
         if is_last:
             return True
         end_s = time.monotonic() + EXIT_BARRIER_S
-        while not meetings.have(round_, exit_keys(round_)):
+        while not self._meetings.have(round_, exit_keys(round_)):
             self.check()
             is_alone = site.is_dynamic and watcher.is_alone
             if watcher.is_lost or watcher.is_over or watcher.view.is_closed or is_alone:
@@ -309,31 +289,28 @@ class Member(Hooks):
 
     def leave(self) -> None:
         """Take this node out of the rendezvous. The job goes on."""
-        if self._watcher is not None:
-            self._watcher.watch(None)
-        if self._site is not None:
-            self._leave(self._site)
+        self._watcher.watch(None)
+        self._leave()
 
-    def _leave(self, site: Site) -> None:
-        try:
+    def _leave(self) -> None:
+        site = self._site
+        with contextlib.suppress(Exception):  # the store is gone: the others see that this node is silent
             stop_heartbeats(site.handler)
             if site.is_dynamic:
-                change_state(site.backend, lambda state: take_out(state, self._node, site.order.min_nodes))
+                least = site.order.point.least_nodes
+                change_state(site.backend, lambda state: take_out(state, self._node, least))
             if site.news is not None:
-                name = self._watcher.node if self._watcher is not None else self._node
-                site.news.post({"is": "left", "node": list(name)})
-        except Exception:  # noqa: BLE001 - the store is gone: the others see that this node is silent
-            return
+                site.news.post(NodeLeft(self._watcher.node))
 
     def host_on(self, is_wanted: Callable[[], bool], *, has_finished: bool) -> None:
         """Keep the store for the other nodes until they have ended."""
-        site, watcher, meetings = self._site, self._watcher, self._meetings
-        if site is None or watcher is None or meetings is None or not site.is_host:
+        watcher = self._watcher
+        if not self.is_host:
             return
         begin_s = time.monotonic()
         while has_finished and is_wanted():
             passed_s = time.monotonic() - begin_s
-            strangers_may_ask = meetings.has_strangers and passed_s < STRANGERS_S
+            strangers_may_ask = self._meetings.has_strangers and passed_s < STRANGERS_S
             others_wait = watcher.view.spares or watcher.view.waiting
             if not (strangers_may_ask or (others_wait and passed_s < SPARES_S)):
                 break
@@ -342,13 +319,12 @@ class Member(Hooks):
         while not (watcher.is_alone or watcher.view.is_closed or watcher.is_over) and is_wanted():
             if not is_said and watcher.others():
                 is_said = True
-                self._say(Remark("warning", _HOSTS.format(place=site.place)))
+                self._say(Notice("warning", _HOSTS.format(place=self._site.place)))
             watcher.pause(1.0)
 
     def look_after_store(self) -> None:
         """Report once that the store has not answered for long."""
-        if self._watcher is not None:
-            self._watcher.ask_if_silent()
+        self._watcher.ask_if_silent()
 
 
 _ENDED = (

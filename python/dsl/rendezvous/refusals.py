@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dsl.errors import DslError
-from dsl.rendezvous.delegate_messages import NotMet
+from dsl.model.nodes import MeetingRefused
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.torch_side import host_and_port, is_file, where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.rendezvous.delegate_messages import Open, RefusalKind
+    from dsl.model.nodes import RefusalKind
+    from dsl.rendezvous.delegate_messages import Open
     from dsl.rendezvous.view import Node, View
 
 LONGEST_TEXT = 400
 PROBE_S = 2.0
 
 
-class Refusal(Exception):  # noqa: N818 - it becomes a `NotMet`
+class Refusal(Exception):  # noqa: N818 - it becomes a `MeetingRefused`
     """The nodes cannot meet, and we know why."""
 
     def __init__(self, kind: RefusalKind, text: str) -> None:
@@ -32,39 +33,49 @@ def refusal(
     place: str = "",
     *,
     was_spare: bool = False,
-) -> NotMet:
+) -> MeetingRefused:
     """The refusal for an error that came after ``tried_s`` seconds.
 
     ``view``: the last state seen; None: there was no connection yet. ``place``: where the store is.
     ``was_spare``: the node was parked, see `is_spare`.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
-    place = place or where(order)
+    place = place or where(order.point)
     tried = f"tried for {tried_s:.0f} s"
     if isinstance(error, Refusal):
-        return NotMet(error.kind, str(error))
+        return MeetingRefused(str(error), error.kind)
     if "RendezvousGracefulExitError" in names or ("RendezvousClosedError" in names and was_spare):
         return unneeded(order)
     if "RendezvousClosedError" in names:
-        hint = f"remove {order.endpoint}" if is_file(order) and order.endpoint else "choose another run id"
-        return NotMet("closed", f"the job {order.run_id} at {place} is over: {hint} to begin a new one")
+        hint = (
+            f"remove {order.point.endpoint}"
+            if is_file(order.point) and order.point.endpoint
+            else "choose another run id"
+        )
+        return MeetingRefused(
+            f"the job {order.run_id} at {place} is over: {hint} to begin a new one", "closed"
+        )
     if "RendezvousTimeoutError" in names:
-        return NotMet("timeout", _timeout_text(order, view, place))
+        return MeetingRefused(_timeout_text(order, view, place), "timeout")
     if names & {"RendezvousConnectionError", "DistNetworkError", "DistStoreError", "TimeoutError"}:
         is_lost = view is not None
-        return NotMet("connection", _lost_text(order, place) if is_lost else connection_text(order, tried))
+        return MeetingRefused(
+            _lost_text(order, place) if is_lost else connection_text(order, tried), "connection"
+        )
     if isinstance(error, ImportError):
-        return NotMet("settings", _import_text(error, order))
+        return MeetingRefused(_import_text(error, order), "settings")
     if isinstance(error, (ValueError, TypeError, DslError)):
-        return NotMet("settings", f"rendezvous at {place}: {one_line(error)}")
-    if "etcd" in order.backend:
-        return NotMet("connection", f"{connection_text(order, tried)} ({one_line(error)})")
-    return NotMet("other", f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}")
+        return MeetingRefused(f"rendezvous at {place}: {one_line(error)}", "settings")
+    if "etcd" in order.point.backend:
+        return MeetingRefused(f"{connection_text(order, tried)} ({one_line(error)})", "connection")
+    return MeetingRefused(f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}", "other")
 
 
-def unneeded(order: Open) -> NotMet:
+def unneeded(order: Open) -> MeetingRefused:
     """The refusal for a job that ended without this node."""
-    return NotMet("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
+    return MeetingRefused(
+        f"the job {order.run_id} has ended without this node, which was a spare", "unneeded"
+    )
 
 
 def one_line(error: BaseException) -> str:
@@ -74,7 +85,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _timeout_text(order: Open, view: View | None, place: str) -> str:
-    time_s = number(order.settings, "join_timeout")
+    time_s = number(order.point.settings, "join_timeout")
     count = len(view.participants) if view is not None else 0
     if view is not None and view.is_complete:
         return (
@@ -83,18 +94,18 @@ def _timeout_text(order: Open, view: View | None, place: str) -> str:
         )
     return (
         f"too few nodes have come to {place} with run id {order.run_id} within {time_s} s, it takes "
-        f"{order.min_nodes}: start them with the same run id and endpoint, or raise join_timeout"
+        f"{order.point.least_nodes}: start them with the same run id and endpoint, or raise join_timeout"
     )
 
 
 def connection_text(order: Open, tried: str) -> str:
     """Why the store cannot be reached. ``tried``: how long we tried or still try, in words."""
-    place = where(order)
-    if is_file(order):
+    place = where(order.point)
+    if is_file(order.point):
         return (
             f"the file {place} cannot be used as a store of the rendezvous: check that all nodes may write it"
         )
-    why = why_no_connection(*host_and_port(order)) or "it does not answer as a store"
+    why = why_no_connection(*host_and_port(order.point)) or "it does not answer as a store"
     return (
         f"no connection to the store of the rendezvous at {place} ({why}), {tried}: start the node that "
         "hosts it, or correct the endpoint"
@@ -103,9 +114,9 @@ def connection_text(order: Open, tried: str) -> str:
 
 def _lost_text(order: Open, place: str) -> str:
     """Why a store cannot be reached any more."""
-    if is_file(order):
+    if is_file(order.point):
         return connection_text(order, "")
-    why = why_no_connection(*host_and_port(order)) or "what listens there now is another one"
+    why = why_no_connection(*host_and_port(order.point)) or "what listens there now is another one"
     return (
         f"the store of the rendezvous at {place} has ended ({why}) while this node waited for the others: "
         f"the node that hosts it has gone, or its run id is not {order.run_id}; start it first, then this one"
@@ -132,13 +143,13 @@ def _import_text(error: ImportError, order: Open) -> str:
     import sys
 
     if "etcd" in str(error):
-        needed = f"backend {order.backend} needs the package python-etcd"
+        needed = f"backend {order.point.backend} needs the package python-etcd"
         return f"{needed}, which {sys.executable} has not: pip install python-etcd"
     if error.name is not None and error.name.split(".")[0] == "torch":
         return (
             f"a rendezvous of nodes that come and go needs torch, which {sys.executable} has not: install it"
         )
-    return f"backend {order.backend} needs a module that cannot be imported: {one_line(error)}"
+    return f"backend {order.point.backend} needs a module that cannot be imported: {one_line(error)}"
 
 
 def is_spare(view: View, node: Node, most: int) -> bool:
@@ -155,7 +166,7 @@ def describe_waiting(view: View, node: Node, order: Open, place: str) -> str:
         return f"the job has its {most} nodes: this one is parked as a spare until one of them leaves"
     if node in view.waiting:
         return f"waits until the {count} nodes that run take this one in"
-    if node in view.participants and not view.is_complete and count < order.min_nodes:
-        least = order.min_nodes
+    if node in view.participants and not view.is_complete and count < order.point.least_nodes:
+        least = order.point.least_nodes
         return f"waits for nodes: {count} of {least} are at {place} with run id {order.run_id}"
     return ""

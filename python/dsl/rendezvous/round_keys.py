@@ -12,9 +12,9 @@ import json
 from dsl._record import record
 from dsl.errors import RendezvousError
 from dsl.lists import LAST_PORT, MOST_WORKERS, parse_number
+from dsl.model.job import RestartReason
 from dsl.model.request import Count, Shown
-from dsl.rendezvous.delegate_messages import Reason, make
-from dsl.rendezvous.store_messages import has_keys, read_json
+from dsl.rendezvous.store_messages import has_keys, read_record, write_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class NodeFacts:
     """The node's name for users."""
     restarts: Count
     """Counted restarts that it knows of."""
-    reason: Reason
+    reason: RestartReason
     """Why it joins."""
     node: str
     """Tells the node from all others: hosts may share a name."""
@@ -59,35 +59,26 @@ class NodeFacts:
 
 def tell_facts(round_: Round, facts: NodeFacts) -> None:
     """Write our facts. Call it before `tell_role`."""
-    plain = {name: getattr(facts, name) for name in facts.__match_args__}
-    round_.store.set(f"{FACTS}{round_.rank}", json.dumps(plain))
+    write_record(round_.store, f"{FACTS}{round_.rank}", facts)
 
 
 def read_facts(round_: Round) -> tuple[NodeFacts | None, ...]:
     """The facts of all nodes, None for nodes that are not ours. Call it after `read_roles`."""
-    return tuple([_facts_of(round_, rank) for rank in range(round_.node_count)])
+    store, kinds = round_.store, {"NodeFacts": NodeFacts}
+    keys = [f"{FACTS}{rank}" for rank in range(round_.node_count)]
+    return tuple([read_record(store, key, kinds) if has_keys(store, [key]) else None for key in keys])
 
 
-def _facts_of(round_: Round, rank: int) -> NodeFacts | None:
-    key = f"{FACTS}{rank}"
-    if not has_keys(round_.store, [key]):
-        return None
-    found = read_json(round_.store.get(key))
-    try:
-        facts: NodeFacts = make(NodeFacts, found or {})
-    except ValueError:
-        return None
-    return facts
-
-
-def agree(facts: Sequence[NodeFacts | None], most: int | None) -> tuple[int, Reason]:
+def agree(facts: Sequence[NodeFacts | None], most: int | None) -> tuple[int, RestartReason]:
     """Restarts and reason, the same on all our nodes: the most restarts, and a failure before other reasons.
 
     ``most``: upper bound of the restarts, even if a node says more (None: no bound is known).
     """
     ours = [one for one in facts if one is not None]
     reasons = {one.reason for one in ours}
-    reason: Reason = "failure" if "failure" in reasons else "start" if reasons <= {"start"} else "membership"
+    reason: RestartReason = (
+        "failure" if "failure" in reasons else "start" if reasons <= {"start"} else "membership"
+    )
     restarts = max([one.restarts for one in ours], default=0)
     return restarts if most is None else min(restarts, most), reason
 

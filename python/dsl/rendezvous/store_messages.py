@@ -9,13 +9,21 @@ version of torch can answer.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
+
+from dsl._record import record
+from dsl.errors import JobFormatError
+from dsl.model.codec import from_json, from_plain, to_json, to_plain
+from dsl.model.nodes import PeerFailure
+from dsl.model.request import Count
+from dsl.rendezvous.view import Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
+    from collections.abc import Iterable, Mapping
+    from typing import Any, TypeAlias
+
+    Item: TypeAlias = "StateChanged | NodeLeft | NodeFailed"
 
 KEPT = 256
 """Most items kept in a store that can delete keys. A reader further behind starts with the newest."""
@@ -25,6 +33,44 @@ ABSENT = "\x00absent"
 """A value that no key has."""
 LOST_S = 2.0
 """If the item of a number does not come in this time, its writer has died between counting and writing."""
+
+
+@record
+class StateChanged:
+    """torch's state has changed."""
+
+
+@record
+class NodeLeft:
+    """A node has left the job by itself."""
+
+    node: Node
+
+
+@record
+class NodeFailed:
+    """A worker of a node has failed."""
+
+    node: Node
+    round: Count
+    """The round in which its worker ran."""
+    failure: PeerFailure
+
+
+KINDS = {kind.__name__: kind for kind in (StateChanged, NodeLeft, NodeFailed)}
+
+
+def write_record(store: Any, key: str, value: object) -> None:
+    """Write a record."""
+    store.set(key, to_json(to_plain(value)))
+
+
+def read_record(store: Any, key: str, kinds: Mapping[str, type]) -> Any:
+    """Read a record of one of these classes; None if the key has something else."""
+    try:
+        return from_plain(from_json(store.get(key)), kinds)
+    except JobFormatError:
+        return None
 
 
 class News:
@@ -41,32 +87,26 @@ class News:
         self._next = int(store.add(self._key, 0)) + 1
         self._gap_since_s: float | None = None
 
-    def post(self, item: dict[str, object]) -> None:
-        """Tell all others. JSON must be able to hold ``item``."""
+    def post(self, item: Item) -> None:
+        """Tell all others."""
         count = int(self._store.add(self._key, 1))
-        self._store.set(f"{self._key}/{count}", json.dumps(item))
+        write_record(self._store, f"{self._key}/{count}", item)
         if self._can_wait and count > KEPT:
             with contextlib.suppress(Exception):  # not every store can delete keys
                 self._store.delete_key(f"{self._key}/{count - KEPT}")
 
     def wait(self, timeout_s: float) -> None:
         """Return when there is another item, or after the time, or when the store is gone."""
-        from datetime import timedelta
-
-        if self._can_wait:
-            begin_s = time.monotonic()
-            try:
-                self._store.wait([f"{self._key}/{self._next}"], timedelta(seconds=timeout_s))
-            except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
-                # A store that is gone raises at once. The next `read` reports that.
-                if time.monotonic() - begin_s < timeout_s / 2:
-                    time.sleep(POLL_S)
-            return
         end_s = time.monotonic() + timeout_s
+        if self._can_wait:
+            # A store that is gone makes no key come at once. The next `read` reports that.
+            if not wait_for(self._store, [f"{self._key}/{self._next}"], timeout_s):
+                time.sleep(max(min(POLL_S, end_s - time.monotonic()), 0))
+            return
         while time.monotonic() < end_s and not has_keys(self._store, [f"{self._key}/{self._next}"]):
             time.sleep(min(POLL_S, timeout_s))
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Item]:
         """The items that have come, in order.
 
         Raises:
@@ -78,7 +118,7 @@ class News:
             if has_keys(self._store, [key]):
                 self._gap_since_s = None
                 self._next += 1
-                item = read_json(self._store.get(key))
+                item = read_record(self._store, key, KINDS)
                 if item is not None:
                     found.append(item)
             elif self._is_gap():
@@ -95,13 +135,15 @@ class News:
         return time.monotonic() - self._gap_since_s > LOST_S
 
 
-def read_json(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in a text that another node wrote; None for any other text."""
+def wait_for(store: Any, keys: list[str], timeout_s: float) -> bool:
+    """Whether the keys come within this time, in a store that can wait. A store that is gone has no keys."""
+    from datetime import timedelta
+
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
+        return False
+    return True
 
 
 def has_keys(store: Any, keys: Iterable[str]) -> bool:

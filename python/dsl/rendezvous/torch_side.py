@@ -14,7 +14,7 @@ from dsl.errors import RendezvousError
 from dsl.lists import with_port
 from dsl.machine.network import is_own_address, resolve
 from dsl.rendezvous.settings import number
-from dsl.rendezvous.store_messages import News
+from dsl.rendezvous.store_messages import News, StateChanged
 from dsl.rendezvous.view import View, read_state
 
 TYPE_CHECKING = False
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from dsl.model.job import MeetingPoint
     from dsl.rendezvous.delegate_messages import Open
     from dsl.rendezvous.view import Node
 
@@ -38,7 +39,7 @@ class Hooks:
     """Calls into the delegate while torch works."""
 
     def saw(self, view: View) -> None:
-        """torch has read or written this state."""
+        """torch has read or written this state. Any thread of torch's may call this."""
 
     def pause(self, seconds: float) -> None:
         """Sleep in torch's place before it asks the store again.
@@ -58,10 +59,9 @@ class Hooks:
 class Watched:
     """A backend of torch's that shows us each state, and tells the other nodes when it has written one."""
 
-    def __init__(self, backend: Any, hooks: Hooks, news: News | None) -> None:
-        self._backend = backend
-        self._hooks = hooks
-        self._news = news
+    def __init__(self, site: Site) -> None:
+        self._backend = site.backend
+        self._site = site
         self._last: tuple[object, ...] = ()
 
     @property
@@ -71,7 +71,7 @@ class Watched:
 
     def get_state(self) -> Any:
         """Read the state and its token."""
-        self._hooks.check()
+        self._site.hooks.check()
         found = self._backend.get_state()
         if found is not None:
             self._take(found[0])
@@ -79,19 +79,19 @@ class Watched:
 
     def set_state(self, state: bytes, token: Any = None) -> Any:
         """Write the state if no other node has written it since the token was read."""
-        self._hooks.check()
+        self._site.hooks.check()
         found = self._backend.set_state(state, token)
         if found is not None:
             before = self._last
             self._take(found[0])
-            if found[2] and self._last != before and self._news is not None:
-                self._news.post({"is": "state"})
+            if found[2] and self._last != before and self._site.news is not None:
+                self._site.news.post(StateChanged())
         return found
 
     def _take(self, data: bytes) -> None:
         view = view_of(data)
         self._last = view.structure
-        self._hooks.saw(view)
+        self._site.hooks.saw(view)
 
 
 def view_of(data: bytes) -> View:
@@ -123,6 +123,7 @@ class Site:
 
     def __init__(self, order: Open) -> None:
         self.order = order
+        self.hooks = Hooks()
         self.handler: Any = None
         self.backend: Any = None
         """The backend of a dynamic handler."""
@@ -138,7 +139,7 @@ class Site:
         """Whether this process hosts the store."""
         self.can_wait = False
         """Whether the store can wait for a key."""
-        self.place = where(order)
+        self.place = where(order.point)
         """Name of the place for users."""
 
     @property
@@ -158,28 +159,28 @@ class Site:
         return News(self.watch_store, self.order.run_id, can_wait=self.can_wait)
 
 
-def is_file(order: Open) -> bool:
+def is_file(point: MeetingPoint) -> bool:
     """Whether the store is a file."""
-    return order.backend == "c10d" and dict(order.settings).get("store_type", "tcp").strip().lower() == "file"
+    return point.backend == "c10d" and dict(point.settings).get("store_type", "tcp").strip().lower() == "file"
 
 
-def where(order: Open) -> str:
+def where(point: MeetingPoint) -> str:
     """The users' name for the place where the nodes meet."""
-    if is_file(order):
-        return order.endpoint or "a file of its own"
-    return with_port(*host_and_port(order))
+    if is_file(point):
+        return point.endpoint or "a file of its own"
+    return with_port(*host_and_port(point))
 
 
-def host_and_port(order: Open) -> tuple[str, int]:
+def host_and_port(point: MeetingPoint) -> tuple[str, int]:
     """The endpoint as torch reads it."""
-    text = order.endpoint.strip() or "localhost"
+    text = point.endpoint.strip() or "localhost"
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or not port.isdecimal():
-        host, port = text, str(PORTS.get(order.backend, 0))
+        host, port = text, str(PORTS.get(point.backend, 0))
     return host.strip("[]"), int(port)
 
 
-def open_site(order: Open, hooks: Hooks) -> Site:
+def open_site(order: Open) -> Site:
     """Make the handler.
 
     Raises:
@@ -188,21 +189,23 @@ def open_site(order: Open, hooks: Hooks) -> Site:
     """
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+    point = order.point
+
     def parameters(**more: object) -> Any:
         return RendezvousParameters(
-            backend=order.backend,
-            endpoint=order.endpoint,
+            backend=point.backend,
+            endpoint=point.endpoint,
             run_id=order.run_id,
-            min_nodes=order.min_nodes,
+            min_nodes=point.least_nodes,
             max_nodes=order.max_nodes,
-            local_addr=order.local_addr,
-            **{**dict(order.settings), **more},
+            local_addr=point.local_address or None,
+            **{**dict(point.settings), **more},
         )
 
     site = Site(order)
-    if order.backend == "c10d":
+    if point.backend == "c10d":
         _open_c10d(site, parameters)
-    elif order.backend == "etcd-v2":
+    elif point.backend == "etcd-v2":
         from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend
 
         site.backend, site.store = create_backend(parameters())
@@ -214,8 +217,8 @@ def open_site(order: Open, hooks: Hooks) -> Site:
 
     site.news = News(site.store, order.run_id, can_wait=site.can_wait)
     _be_unique()
-    site.handler = create_handler(site.store, Watched(site.backend, hooks, site.news), parameters())
-    _quicken(site.handler, hooks)
+    site.handler = create_handler(site.store, Watched(site), parameters())
+    _quicken(site)
     return site
 
 
@@ -226,41 +229,36 @@ def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
         create_backend,
     )
 
-    order = site.order
-    if is_file(order):
+    if is_file(site.order.point):
         site.backend, site.store = create_backend(parameters())
         from torch.distributed import FileStore
 
-        site.watch_store = FileStore(_path_of(site.store, order.endpoint))
+        site.watch_store = FileStore(str(getattr(site.store, "path", "") or site.order.point.endpoint))
     else:
         site.backend, site.store = _open_tcp(site, parameters, create_backend)
-        site.watch_store = _another_connection(site, host_and_port(order)[0])
+        site.watch_store = _another_connection(site)
         site.can_wait = True
-    site.watch_backend = C10dRendezvousBackend(site.watch_store, order.run_id)
-
-
-def _path_of(store: Any, endpoint: str) -> str:
-    return str(getattr(store, "path", "") or endpoint)
+    site.watch_backend = C10dRendezvousBackend(site.watch_store, site.order.run_id)
 
 
 def _open_tcp(site: Site, parameters: Callable[..., Any], create: Callable[..., Any]) -> Any:
     """Host the store if the endpoint is this machine, unless another process here hosts it already."""
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-    order = site.order
-    said = dict(order.settings).get("is_host")
+    point = site.order.point
+    said = dict(point.settings).get("is_host")
     if said is not None:
         site.is_host = said.strip().lower() in {"1", "true", "t", "yes", "y"}
-        found = create(parameters())
-    elif is_here(host_and_port(order)[0]):
+        return create(parameters())
+    if is_here(host_and_port(point)[0]):
         try:
             found = create(parameters(is_host=True))
-            site.is_host = True
         except RendezvousConnectionError:
-            found = create(parameters(is_host=False))
-    else:
-        found = create(parameters(is_host=False))
-    return found
+            pass
+        else:
+            site.is_host = True
+            return found
+    return create(parameters(is_host=False))
 
 
 def is_here(host: str) -> bool:
@@ -272,13 +270,14 @@ def is_here(host: str) -> bool:
     )
 
 
-def _another_connection(site: Site, host: str) -> Any:
+def _another_connection(site: Site) -> Any:
     from datetime import timedelta
 
     from torch.distributed import TCPStore
 
-    port = int(getattr(site.store, "port", 0)) or host_and_port(site.order)[1]
-    timeout = timedelta(seconds=number(site.order.settings, "read_timeout"))
+    host, port = host_and_port(site.order.point)
+    timeout = timedelta(seconds=number(site.order.point.settings, "read_timeout"))
+    port = int(getattr(site.store, "port", 0)) or port
     return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
@@ -313,40 +312,29 @@ def _be_unique() -> None:
         names._local_id = int.from_bytes(os.urandom(4), "little")  # noqa: SLF001 - torch offers no other way
 
 
-def _quicken(handler: Any, hooks: Hooks) -> None:
+def _quicken(site: Site) -> None:
     """Shorten torch's pauses. If torch lacks these names, it is only slower."""
+    from types import SimpleNamespace
+
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
 
-    holder = getattr(handler, "_state_holder", None)
+    holder = getattr(site.handler, "_state_holder", None)
     if holder is not None and hasattr(holder, "_cache_duration"):
         holder._cache_duration = 0  # noqa: SLF001 - a cached state may be a second old
 
     def delay(seconds: float | tuple[float, float]) -> None:
         least, most = seconds if isinstance(seconds, tuple) else (seconds, seconds)
-        hooks.pause(random.uniform(least, most))  # noqa: S311 - no secret
+        site.hooks.pause(random.uniform(least, most))  # noqa: S311 - no secret
 
     for name, stand_in in (
         ("_delay", delay),
         # It searches the whole stack and its sources to name a function in an event that is never read.
         ("get_method_name", lambda _depth=2: "rendezvous"),
-        ("RendezvousStoreInfo", _NoStoreInfo),
+        # `round_keys` agrees about MASTER_ADDR without the key that a node under torchrun may never write.
+        ("RendezvousStoreInfo", SimpleNamespace(build=lambda *_args, **_kwargs: None)),
     ):
         if hasattr(module, name):
             setattr(module, name, stand_in)
-
-
-class _NoStoreInfo:
-    """Replaces torch's agreement about MASTER_ADDR, whose key a node under torchrun may never write.
-
-    `dsl.rendezvous.round_keys` makes the same agreement without waiting for that key.
-    """
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        pass
-
-    @staticmethod
-    def build(*_args: object, **_kwargs: object) -> None:
-        """Agree on nothing."""
 
 
 def node_of(handler: Any, local_addr: str | None) -> Node:

@@ -12,11 +12,11 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any, TypeAlias
 
-    Node: TypeAlias = tuple[str, int, int]
-    """Address, pid and a local number: torch tells nodes apart by these, and orders them."""
+# Text, as in `dsl.model.request`.
+Node: TypeAlias = "tuple[str, int, int]"
+"""Address, pid and a local number: torch tells nodes apart by these, and orders them."""
 
 
 @record
@@ -49,10 +49,6 @@ class View:
             self.waiting,
             self.spares,
         )
-
-    def heard_s(self, node: Node) -> float | None:
-        """Time of a node's last heartbeat."""
-        return dict(self.heartbeats).get(node)
 
 
 def read_state(state: Any) -> View:
@@ -196,9 +192,3 @@ def missing(round_nodes: RoundNodes, view: View) -> tuple[Node, ...]:
         return ()
     there = {*view.participants, *view.waiting, *view.spares}
     return tuple([node for node in round_nodes.nodes if node not in there])
-
-
-def names_of(round_nodes: RoundNodes, nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    """Names of a round's nodes for users."""
-    names: Mapping[Node, str] = dict(zip(round_nodes.nodes, round_nodes.names, strict=True))
-    return tuple([names.get(node, node[0]) for node in nodes])

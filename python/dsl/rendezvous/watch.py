@@ -9,18 +9,19 @@ from __future__ import annotations
 import threading
 import time
 
-from dsl.rendezvous.delegate_messages import Changed, PeerFailed, Remark, make
+from dsl.model.job import Notice
+from dsl.model.outcome import Membership, MembershipChanged
 from dsl.rendezvous.settings import number
+from dsl.rendezvous.store_messages import NodeFailed, NodeLeft, StateChanged
 from dsl.rendezvous.torch_side import view_of
-from dsl.rendezvous.view import NodeClocks, Pulse, RoundNodes, View, missing, names_of
+from dsl.rendezvous.view import NodeClocks, Pulse, RoundNodes, View, missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from dsl.rendezvous.delegate_messages import Answer
-    from dsl.rendezvous.store_messages import News
+    from dsl.rendezvous.store_messages import Item, News
     from dsl.rendezvous.torch_side import Site
     from dsl.rendezvous.view import Node
 
@@ -47,21 +48,24 @@ class Watcher:
         self._news: News | None = None
         self._lock = threading.Lock()
         self._round_nodes: RoundNodes | None = None
-        self._held: list[dict[str, Any]] = []
+        self._held: list[NodeFailed] = []
         self._gone: set[Node] = set()  # for good: no two nodes ever have the same name
         self._seen_s: dict[Node, float] = {}
         self._missing_since: dict[Node, float] = {}
-        self._told: Changed | None = None
+        self._told: MembershipChanged | None = None
         self._answered_s = time.monotonic()
         self._company_s = float("-inf")
         self._round_news: News | None = None
         self._turns = 0
-        settings = site.order.settings
+        settings = site.order.point.settings
         interval_s = number(settings, "keep_alive_interval")
-        self.expiry_s = float(interval_s * number(settings, "keep_alive_max_attempt"))
-        self._pulse = Pulse(self.expiry_s)
-        self._clocks = NodeClocks(max(self.expiry_s - interval_s, 1.0))
+        expiry_s = interval_s * number(settings, "keep_alive_max_attempt")
+        self.most_offset_s = float(max(expiry_s - interval_s, 1))
+        """Nodes whose clocks differ by more drop each other."""
+        self._pulse = Pulse(float(expiry_s))
+        self._clocks = NodeClocks(self.most_offset_s)
         self._warned: set[Node] = set()
+        self._acknowledged = f"dsl/{site.order.run_id}/acknowledged"
         self.view = View()
         """The last view that was read."""
         self.wake = threading.Event()
@@ -83,7 +87,7 @@ class Watcher:
         """Note that a round's workers run (None: no workers). ``news``: for handlers that are not dynamic."""
         with self._lock:
             self._round_nodes, self._round_news = round_nodes, news or self._round_news
-            self._told = Changed(len(round_nodes.nodes), 0, False, ()) if round_nodes else None
+            self._told = MembershipChanged(Membership(len(round_nodes.nodes))) if round_nodes else None
             self._missing_since.clear()
             held, self._held = self._held, []
             for item in held:
@@ -172,29 +176,27 @@ class Watcher:
         self.is_lost = True
         self.wake.set()
         if self._round_nodes is not None and not self.is_over and not self.is_finishing:
-            self._say(Remark("warning", _LOST.format(place=self._site.place)))
+            self._say(Notice("warning", _LOST.format(place=self._site.place)))
 
-    def _hear(self, item: dict[str, Any]) -> None:
-        kind, node = item.get("is"), _node_of(item)
-        if kind == "state" or node is None or node == self.node:
+    def _hear(self, item: Item) -> None:
+        round_nodes = self._round_nodes
+        if isinstance(item, StateChanged) or item.node == self.node:
             return
-        round_nodes, failure = self._round_nodes, _failure(item, final=kind == "over")
-        if kind == "left":
-            self._gone.add(node)
-        elif failure is None:
-            return
-        elif kind == "over":
-            self._say(failure)
+        if isinstance(item, NodeLeft):
+            self._gone.add(item.node)
+        elif item.failure.is_final:
+            self._say(item.failure)
             self.is_over = True
-            self._acknowledge()
-        elif kind == "failing" and round_nodes is not None and item["round"] == round_nodes.round:
-            self._say(failure)
-        elif kind == "failing" and (round_nodes is None or item["round"] > round_nodes.round):
+            if self._site.watch_store is not None:
+                self._site.watch_store.add(self._acknowledged, 1)
+        elif round_nodes is None or item.round > round_nodes.round:
             self._held = [*self._held, item][-MOST_HELD:]
+        elif item.round == round_nodes.round:
+            self._say(item.failure)
 
-    def _acknowledge(self) -> None:
-        if self._site.watch_store is not None:
-            self._site.watch_store.add(f"dsl/{self._site.order.run_id}/acknowledged", 1)
+    def acknowledged(self) -> int:
+        """How many nodes have heard that the job is over."""
+        return int(self._site.store.add(self._acknowledged, 0))
 
     def _look(self, view: View) -> None:
         self.view = view
@@ -210,12 +212,12 @@ class Watcher:
         node_count = len(round_nodes.nodes) - len(left)
         # Older versions of torch have no list of spares. A waiting node of the round wants to meet again.
         has_place = node_count < self._site.order.max_nodes
-        changed = Changed(
-            node_count=node_count,
-            waiting=sum(has_place or node in round_nodes.nodes for node in view.waiting),
-            closed=view.is_closed,
-            left=names_of(round_nodes, left),
-            has_dropped_us=self.node in left,
+        waiting = sum(has_place or node in round_nodes.nodes for node in view.waiting)
+        names = [
+            name for node, name in zip(round_nodes.nodes, round_nodes.names, strict=True) if node in left
+        ]
+        changed = MembershipChanged(
+            Membership(node_count, waiting, view.is_closed), tuple(names), self.node in left
         )
         if changed != self._told:
             self._told = changed
@@ -226,9 +228,8 @@ class Watcher:
         if not self._site.is_dynamic:
             return tuple([node for node in round_nodes.nodes if node in self._gone])
         if view.round > round_nodes.round:
-            return (
-                (self.node,) if self.node in round_nodes.nodes else ()
-            )  # the others have dropped us and gone on
+            # The others have dropped us and gone on.
+            return (self.node,) if self.node in round_nodes.nodes else ()
         absent = missing(round_nodes, view)
         self._missing_since = {node: self._missing_since.get(node, now_s) for node in absent}
         sure = [
@@ -248,7 +249,7 @@ class Watcher:
         for node, offset_s in self._clocks.far():
             if node not in self._warned:
                 self._warned.add(node)
-                self._say(Remark("warning", describe_clock(node[0], offset_s)))
+                self._say(Notice("warning", describe_clock(node[0], offset_s)))
 
 
 _LOST = (
@@ -269,21 +270,3 @@ def describe_clock(host: str, offset_s: float) -> str:
         f"the clock of {host} is {abs(offset_s):.0f} s {side} this one's: nodes drop each other whose clocks "
         "differ by more than some seconds, let NTP set both"
     )
-
-
-def _node_of(item: dict[str, Any]) -> Node | None:
-    """The node that an item is about; None if the item names no valid node."""
-    node = item.get("node")
-    if not isinstance(node, list) or list(map(type, node)) != [str, int, int]:
-        return None
-    return (node[0], node[1], node[2])
-
-
-def _failure(item: dict[str, Any], *, final: bool) -> PeerFailed | None:
-    """The failure in an item; None if the item is not valid."""
-    found = {name: item.get(name) for name in ("host", "rank", "code", "failed")}
-    try:
-        failure: PeerFailed = make(PeerFailed, {**found, "final": final})
-    except ValueError:
-        return None
-    return failure if type(item.get("round")) is int else None

@@ -34,7 +34,7 @@ LAST = replace(PEER, is_final=True)
 LEFT = MembershipChanged(Membership(1), ("b",))
 JOINS = MembershipChanged(Membership(2, waiting=1))
 CLOSED = MembershipChanged(Membership(2, is_closed=True))
-LOST = MeetingRefused("gone", is_lost=True)
+LOST = MeetingRefused("gone", "lost")
 MET = NodesMet(Meeting(0, 0, (2, 2), "a", 7, restarts=4, reason="failure"), ("a", "b"))
 
 
@@ -208,7 +208,7 @@ def test_while_the_nodes_meet(event: object, kind: str, code: int) -> None:
 
 
 def test_a_node_that_is_not_needed_any_more_leaves_as_the_job_did() -> None:
-    over = MeetingRefused("the job has ended", is_unneeded=True)
+    over = MeetingRefused("the job has ended", "unneeded")
     assert decide(over, exits=STOPPED, ended=end(), awaits="meet").code == 0
     assert decide(over, exits=[FAILED], ended=end(FAILED), awaits="meet").code == 7
 

@@ -19,13 +19,12 @@ from dsl.report.verdict import reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.model.judgement import Failed
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]
 WELL = [exited(FINE), exited(an_exit(1, code=0)), end()]
 BADLY = [exited(FINE), exited(FAILED), end(FAILED)]
-LOST = MeetingRefused("gone", is_lost=True)
+LOST = MeetingRefused("gone", "lost")
 
 
 def met(restarts: int = 0, reason: Any = "failure") -> NodesMet:
@@ -34,6 +33,8 @@ def met(restarts: int = 0, reason: Any = "failure") -> NodesMet:
 
 class Rendezvous:
     """Notes each order, and answers it with what the test has written down for it: a channel, too."""
+
+    host = "a"
 
     def __init__(self, *answers: tuple[str, Sequence[object]]) -> None:
         self.orders: list[tuple[Any, ...]] = []
@@ -69,17 +70,12 @@ class Rendezvous:
     def wait(self, within_s: float, *, for_goodbye: bool = False) -> None:
         self._order("goodbye" if for_goodbye else "doubt")
 
-    def fail_for_now(self, rank: int, code: int, failed: Failed | None) -> None:
-        self._order("failing", rank, code, failed and reason(failed))
-
-    def finish(self) -> None:
-        self._order("finish")
-
-    def leave(self) -> None:
-        self._order("leave")
-
-    def fail(self, rank: int, code: int, failed: Failed | None) -> None:
-        self._order("fail", rank, code, failed and reason(failed))
+    def send(self, order: object) -> None:
+        if not isinstance(order, PeerFailure):
+            self._order(type(order).__name__.lower())
+            return
+        name = "fail" if order.is_final else "failing"
+        self._order(name, order.rank, order.code, order.failed and reason(order.failed))
 
 
 class Together(Plans):

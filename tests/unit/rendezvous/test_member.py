@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsl.rendezvous.delegate_messages import Finished, Meet, Open, Remark
+from dsl.model.job import MeetingPoint, Notice
+from dsl.model.nodes import NodesFinished
+from dsl.rendezvous.delegate_messages import Meet, Open
 from dsl.rendezvous.meeting import Meetings
 from dsl.rendezvous.member import Member
 from dsl.rendezvous.round_keys import Round
@@ -46,50 +48,48 @@ def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
 ) -> None:
     """A torchrun that hosts it goes as soon as all have."""
     said: list[object] = []
-    member = Member(said.append, lambda: True)
-    site = Site(Open("custom", "h:1", "job", 2, 2, None, (), "a"))
+    site = Site(OPEN)
     site.can_wait, site.handler = True, SimpleNamespace(set_closed=lambda: None)
     watcher = Watcher(site, OURS, said.append)
     watcher.watch(RoundNodes(0, (OURS, OTHER), ("a", "b")))
     monkeypatch.setattr("dsl.rendezvous.watch.SILENT_S", -1.0)
     monkeypatch.setattr(watcher, "pause", lambda _seconds: watcher.ask_if_silent())  # it has seen it, too
-    meetings = Meetings(site, watcher, OURS, said.append, lambda: None)
+    meetings = Meetings(site, watcher, said.append)
     meetings.round = Round(Gone(all_have_ended=all_have_ended), 0, 2)
-    member.take_part(site, watcher, meetings)
-    member.finish()
-    assert said[-1] == Finished()
-    warnings = [one.text for one in said if isinstance(one, Remark)]
+    Member(site, watcher, meetings, said.append, lambda: True).finish()
+    assert said[-1] == NodesFinished()
+    warnings = [one.text for one in said if isinstance(one, Notice)]
     assert len(warnings) == (not all_have_ended)
     assert all("has ended before all nodes" in one for one in warnings)
 
 
 OURS, OTHER = ("a", 1, 0), ("b", 2, 0)
+OPEN = Open(MeetingPoint("dynamic", "", None, "custom", "h:1", least_nodes=2), "job", 2, "a")
 
 
 class SeenElsewhere:
     """A meeting in which only the thread of torch's heartbeats sees a node whose clock is an hour behind."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     def meet(self, _order: Meet, _view: object, judge: Callable[[], None]) -> None:
         now_s = time.time()
-        self._member.saw(View(heartbeats=((OURS, now_s),)))
+        self._site.hooks.saw(View(heartbeats=((OURS, now_s),)))
         both = View(heartbeats=((OURS, now_s), (OTHER, now_s - 3600)))
-        thread = threading.Thread(target=self._member.saw, args=[both])
+        thread = threading.Thread(target=self._site.hooks.saw, args=[both])
         thread.start()
         thread.join()
-        self._member.saw(View(heartbeats=((OURS, now_s),)))
+        self._site.hooks.saw(View(heartbeats=((OURS, now_s),)))
         judge()
 
 
 def test_a_clock_that_only_another_thread_has_seen_is_judged() -> None:
     """Torch drops such a node in the thread of its heartbeats: the thread that meets may never see it."""
     said: list[Any] = []
-    member = Member(said.append, lambda: True)
-    site = Site(Open("custom", "h:1", "job", 2, 2, None, (), "a"))
-    meetings: Any = SeenElsewhere(member)
-    member.take_part(site, Watcher(site, OURS, said.append), meetings)
+    site = Site(OPEN)
+    meetings: Any = SeenElsewhere(site)
+    member = Member(site, Watcher(site, OURS, said.append), meetings, said.append, lambda: True)
     member.meet(Meet(1, "default", 0, "start"))
     assert [(one.kind, "the clock of b is 3600 s behind this one's" in one.text) for one in said] == [
         ("clock", True)

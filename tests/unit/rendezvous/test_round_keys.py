@@ -21,7 +21,7 @@ from dsl.rendezvous.round_keys import (
     tell_master,
     tell_role,
 )
-from dsl.rendezvous.store_messages import News
+from dsl.rendezvous.store_messages import News, NodeLeft, StateChanged
 
 
 class Store:
@@ -102,10 +102,10 @@ def test_nodes_that_are_not_ours_have_no_facts() -> None:
         "[]",
         "[" * 100_000,
         "{}",
-        '{"host": "a", "restarts": -1, "reason": "start", "node": "x"}',
-        '{"host": "a", "restarts": 1e9, "reason": "start", "node": "x"}',
-        '{"host": "a", "restarts": 1, "reason": "fun", "node": "x"}',
-        '{"host": 1, "restarts": 1, "reason": "start", "node": "x"}',
+        '{"NodeFacts": {"host": "a", "restarts": -1, "reason": "start", "node": "x"}}',
+        '{"NodeFacts": {"host": "a", "restarts": 1e9, "reason": "start", "node": "x"}}',
+        '{"NodeFacts": {"host": "a", "restarts": 1, "reason": "fun", "node": "x"}}',
+        '{"NodeFacts": {"host": 1, "restarts": 1, "reason": "start", "node": "x"}}',
     ],
 )
 def test_what_no_node_of_ours_has_written_is_no_fact_and_no_error(text: str) -> None:
@@ -171,11 +171,11 @@ def test_all_are_at_the_end_when_the_last_one_is(*, is_assigned: bool) -> None:
 def test_news_come_in_order_and_only_those_that_come_after_the_reader() -> None:
     store = Store()
     writer = News(store, "job", can_wait=False)
-    writer.post({"is": "old"})
+    writer.post(StateChanged())
     reader, stranger = News(store, "job", can_wait=False), News(store, "other", can_wait=False)
     for number in range(3):
-        writer.post({"is": number})
-    assert [item["is"] for item in reader.read()] == [0, 1, 2]
+        writer.post(NodeLeft(("a", number, 0)))
+    assert reader.read() == [NodeLeft(("a", number, 0)) for number in range(3)]
     assert reader.read() == []
     assert stranger.read() == []
 
@@ -183,19 +183,19 @@ def test_news_come_in_order_and_only_those_that_come_after_the_reader() -> None:
 def test_what_is_no_item_is_passed_over() -> None:
     store = Store()
     reader, writer = News(store, "job", can_wait=False), News(store, "job", can_wait=False)
-    for text in ("no", "[]", "\xff", "[" * 100_000):
+    for text in ("no", "[]", "\xff", "[" * 100_000, '{"NodeLeft": {}}'):
         store.set(f"dsl/job/news/{store.add('dsl/job/news', 1)}", text)
-    writer.post({"is": "state"})
-    assert reader.read() == [{"is": "state"}]
+    writer.post(StateChanged())
+    assert reader.read() == [StateChanged()]
 
 
 def test_a_writer_that_died_between_two_steps_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     reader, writer = News(store, "job", can_wait=False), News(store, "job", can_wait=False)
     store.add("dsl/job/news", 1)
-    writer.post({"is": "later"})
+    writer.post(StateChanged())
     now_s = [100.0]
     monkeypatch.setattr("dsl.rendezvous.store_messages.time.monotonic", lambda: now_s[0])
     assert reader.read() == []
     now_s[0] += 3
-    assert [item["is"] for item in reader.read()] == ["later"]
+    assert reader.read() == [StateChanged()]

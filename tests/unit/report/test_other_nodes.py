@@ -96,11 +96,11 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
         ),
         ([Notice("info", "waiting for 1 of 2 nodes")], ["waiting for 1 of 2 nodes"]),
         (
-            [MeetingRefused("it is gone", is_lost=True), MeetingRefused("it is gone", is_lost=True)],
+            [MeetingRefused("it is gone", "lost"), MeetingRefused("it is gone", "lost")],
             ["warning: it is gone; the workers go on, but cannot be started again"],
         ),
         (
-            [Awaiting(History(5, (OWN,)), Decision("leave")), MeetingRefused("it is gone", is_lost=True)],
+            [Awaiting(History(5, (OWN,)), Decision("leave")), MeetingRefused("it is gone", "lost")],
             [],
         ),
         (
