@@ -38,8 +38,6 @@ class Solution:
     """Samples of a step, over all workers."""
     world_sizes: tuple[int, ...]
     """All world sizes that the batch size serves, ascending."""
-    is_for_one: bool = False
-    """The batch size was made for one world size that the common batch size does not serve."""
 
 
 def solve_devices(config: ElasticityConfig) -> Solution:
@@ -92,7 +90,7 @@ def solve_for(config: ElasticityConfig, world_size: int) -> Solution:
             f"max_train_batch_size {config.max_acceptable_batch_size}"
         )
     best = max(batches) if config.prefer_larger_batch_size else min(batches)
-    return Solution(best, (world_size,), is_for_one=True)
+    return Solution(best, (world_size,))
 
 
 def _best(config: ElasticityConfig, largest: int, least: int, most: int) -> Solution:

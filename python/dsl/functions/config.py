@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 STATIC = "static"
 STATIC_RUN_ID = "none"
 """Nodes with fixed places compare the name of their job, so no node can make up a random name."""
-START_METHODS = ("spawn", "fork", "forkserver")
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30
 """Seconds that torch waits after a stop signal."""
@@ -154,6 +153,8 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         OptionError: a field makes no sense.
         UnsupportedError: logs_specs is an object and not a name, or debug is set for a program.
     """
+    from uuid import uuid4
+
     _check_values(config)
     _check_nodes(config)
     debug = _debug(config)
@@ -175,7 +176,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
             backend=STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
             endpoint=config.rdzv_endpoint if is_static or is_dynamic else "",
             settings=_settings(config) if most > 1 else "",
-            run_id=config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else _random_id()),
+            run_id=config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else str(uuid4())),
         ),
         signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config)),
         output=_output(config),
@@ -217,28 +218,31 @@ def _output(config: LaunchConfig) -> OutputRequest:
     )
 
 
+WORDS = {"start_method": ("spawn", "fork", "forkserver"), "fork_server_per": ("node", "numa")}
+BOUNDS = {
+    "max_restarts": (0, BEYOND - 1),
+    "import_throttle": (1, BEYOND - 1),
+    "partial_after_s": (0, MOST_SECONDS),
+    "debug_port": (1, LAST_PORT),
+    "grace_s": (0, MOST_SECONDS),
+    "shutdown_timeout": (0, MOST_SECONDS),
+}
+"""The least and the most that a number may be. None is for launch and defaults to decide."""
+
+
 def _check_values(config: LaunchConfig) -> None:
     """Refuse fields that make no sense for any program or function. Raises OptionError."""
     least, most = config.min_nodes, config.max_nodes
     if not 1 <= least <= most:
         raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
-    if not 0 <= config.max_restarts < BEYOND:
-        bound = "0 or more" if config.max_restarts < 0 else f"at most {BEYOND - 1}"
-        raise OptionError(f"max_restarts {config.max_restarts}: it must be {bound}")
-    if config.start_method not in START_METHODS:
-        raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
-    if config.fork_server_per not in ("node", "numa"):
-        raise OptionError(f"fork_server_per {config.fork_server_per!r}: expected node or numa")
-    throttle = config.import_throttle
-    if throttle is not None and not 1 <= throttle < BEYOND:
-        raise OptionError(f"import_throttle {throttle}: expected a number of workers from 1 on, or None")
-    pause_s = config.partial_after_s
-    if pause_s is not None and not 0 <= pause_s <= MOST_SECONDS:
-        raise OptionError(f"partial_after_s {pause_s:g}: it must be 0 to {MOST_SECONDS} seconds, or None")
-    if not 1 <= config.debug_port <= LAST_PORT:
-        raise OptionError(f"debug_port {config.debug_port}: it must be 1 to {LAST_PORT}")
+    for name, words in WORDS.items():
+        if getattr(config, name) not in words:
+            raise OptionError(f"{name} {getattr(config, name)!r}: expected one of {', '.join(words)}")
+    for name, (smallest, largest) in BOUNDS.items():
+        value = getattr(config, name)
+        if value is not None and not smallest <= value <= largest:
+            raise OptionError(f"{name} {value}: it must be {smallest} to {largest}")
     _debug(config)
-    _grace_s(config)
     _signals(config.signals_to_handle)
 
 
@@ -301,21 +305,8 @@ def _default_timeout_s() -> int:
 
 
 def _grace_s(config: LaunchConfig) -> float:
-    name, value = "grace_s", config.grace_s
-    if value is None:
-        name, value = "shutdown_timeout", config.shutdown_timeout
-    if value is None:
-        return float(_default_timeout_s())
-    if not 0 <= value <= MOST_SECONDS:
-        bound = f"at most {MOST_SECONDS}" if value > 0 else "0 or more"
-        raise OptionError(f"{name} {value}: it must be {bound} seconds")
-    return float(value)
-
-
-def _random_id() -> str:
-    from uuid import uuid4
-
-    return str(uuid4())
+    given = config.shutdown_timeout if config.grace_s is None else config.grace_s
+    return float(_default_timeout_s() if given is None else given)
 
 
 def _numa_mode(options: Any) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from dsl.errors import DslError
-from dsl.evidence.error_files import file_data, root_cause
+from dsl.evidence.error_files import collect, file_data, root_cause
 from dsl.model.outcome import SIGNAL_CODES, own_code
 from dsl.report.summary import (
     NOT_AVAILABLE,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dsl.model.failure import Failure
+    from dsl.model.outcome import AttemptOutcome
 
 TORCHS_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
 
@@ -172,3 +173,15 @@ def _as_torchs() -> type[ChildFailedError]:
     )
     _common[made] = ChildFailedError
     return made
+
+
+def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
+    """The error of an attempt with a first failure. ``name``: what was started."""
+    # If a plug-in gives the workers no error files, the failures have not been collected yet.
+    failures = attempt.failures or tuple(collect(attempt.plan, attempt.exits))
+    root = root_cause(failures)
+    evidence: list[str] = []
+    if attempt.report is not None and attempt.report.rank == root.rank:
+        found = attempt.report.evidence
+        evidence = [found.known] if root.recorded is not None else [found.known, found.said]
+    return ChildFailedError.of(name, failures, [line for line in evidence if line])

@@ -28,8 +28,7 @@ from dsl.functions.call import (
     source_of,
 )
 from dsl.functions.config import LaunchConfig, to_request, warnings_of
-from dsl.functions.errors import ChildFailedError, ProcessFailure
-from dsl.functions.outcome import failure_of
+from dsl.functions.errors import ChildFailedError, ProcessFailure, failure_of
 from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import Meeting

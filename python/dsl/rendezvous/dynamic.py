@@ -74,7 +74,7 @@ class Delegate:
                 self.pid = os.posix_spawn(
                     words[0],
                     [*words, str(theirs.fileno())],
-                    {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+                    os.environ,
                     file_actions=[
                         (os.POSIX_SPAWN_DUP2, null, 0),
                         (os.POSIX_SPAWN_DUP2, errors, 1),

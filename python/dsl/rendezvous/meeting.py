@@ -112,7 +112,7 @@ class Meetings:
         if master is None and site.is_dynamic and round_.is_assigned:
             wait([role_key(round_, 0)])  # the leading node writes the address before this key, or never
             master = self._find_master(round_, nodes)
-        roles = read_roles(round_, wait)
+        sizes, first_role_rank, role_size = read_roles(round_, wait)
         if master is None:
             wait(list(MASTER))
             master = read_master(store)
@@ -134,14 +134,14 @@ class Meetings:
         meeting = Meeting(
             attempt=0,
             node_rank=rank,
-            local_world_sizes=roles.local_world_sizes,
+            local_world_sizes=sizes,
             address=master[0],
             port=master[1],
             round=self.number,
             restarts=restarts,
             reason=reason,
-            first_role_rank=roles.first_role_rank,
-            role_size=roles.role_world_size,
+            first_role_rank=first_role_rank,
+            role_size=role_size,
         )
         before, self._hosts = self._hosts, hosts
         joined = tuple([host for node, host in hosts.items() if node not in before])

@@ -83,18 +83,6 @@ def agree(facts: Sequence[NodeFacts | None], most: int | None) -> tuple[int, Res
     return restarts if most is None else min(restarts, most), reason
 
 
-@record
-class Roles:
-    """Who starts what in the round."""
-
-    local_world_sizes: tuple[int, ...]
-    """By node rank."""
-    first_role_rank: int
-    """First rank of this node's workers within their role."""
-    role_world_size: int
-    """Number of workers of that role."""
-
-
 def role_key(round_: Round, rank: int) -> str:
     """The key under which a node tells its role."""
     return f"{ROLE_INFO}/{rank}" if round_.is_assigned else f"{ROLE_INFO}{rank}"
@@ -106,8 +94,11 @@ def tell_role(round_: Round, role: str, local_world_size: int) -> None:
     round_.store.set(role_key(round_, round_.rank), json.dumps(mine))
 
 
-def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> Roles:
+def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> tuple[tuple[int, ...], int, int]:
     """Learn what all nodes start, and assign the ranks if this node leads. Call it after `tell_role`.
+
+    Returns the numbers of workers by node rank, and for the role of this node the first rank of its workers
+    and the number of all workers.
 
     ``wait`` returns when all given keys are in the store of the round, and raises if they cannot come.
     """
@@ -127,7 +118,7 @@ def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> Roles:
     elif not round_.is_assigned:
         store.set(f"{keys[round_.rank]}.FIN", "FIN")  # torch's rank 0 waits for this key
     _, _, first, size = _assignment(round_.rank, roles, sizes)
-    return Roles(tuple(sizes), first, size)
+    return tuple(sizes), first, size
 
 
 def _assignment(rank: int, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ import os
 import random
 import threading
 
+from dsl._record import replace
 from dsl.errors import RendezvousError
 from dsl.lists import with_port
 from dsl.machine.network import is_own_address, resolve
@@ -62,7 +63,8 @@ class Watched:
     def __init__(self, site: Site) -> None:
         self._backend = site.backend
         self._site = site
-        self._last: tuple[object, ...] = ()
+        self._last = View()
+        """The last state without its heartbeats."""
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class Watched:
 
     def _take(self, data: bytes) -> None:
         view = view_of(data)
-        self._last = view.structure
+        self._last = replace(view, heartbeats=())
         self._site.hooks.saw(view)
 
 
@@ -224,6 +226,9 @@ def open_site(order: Open) -> Site:
 
 def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
     """Connect twice: for the handler, and for the watching thread."""
+    from datetime import timedelta
+
+    from torch.distributed import FileStore, TCPStore
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
         C10dRendezvousBackend,
         create_backend,
@@ -231,12 +236,13 @@ def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
 
     if is_file(site.order.point):
         site.backend, site.store = create_backend(parameters())
-        from torch.distributed import FileStore
-
         site.watch_store = FileStore(str(getattr(site.store, "path", "") or site.order.point.endpoint))
     else:
         site.backend, site.store = _open_tcp(site, parameters, create_backend)
-        site.watch_store = _another_connection(site)
+        host, port = host_and_port(site.order.point)
+        timeout = timedelta(seconds=number(site.order.point.settings, "read_timeout"))
+        port = int(getattr(site.store, "port", 0)) or port
+        site.watch_store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
         site.can_wait = True
     site.watch_backend = C10dRendezvousBackend(site.watch_store, site.order.run_id)
 
@@ -268,17 +274,6 @@ def is_here(host: str) -> bool:
         or host == os.uname().nodename
         or any(is_own_address(one) for one in resolve(host))
     )
-
-
-def _another_connection(site: Site) -> Any:
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore
-
-    host, port = host_and_port(site.order.point)
-    timeout = timedelta(seconds=number(site.order.point.settings, "read_timeout"))
-    port = int(getattr(site.store, "port", 0)) or port
-    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def _from_registry(parameters: Any) -> Any:

@@ -38,18 +38,6 @@ class View:
     heartbeats: tuple[tuple[Node, float], ...] = ()
     """Last heartbeat of each node, by its own clock, in seconds since the epoch."""
 
-    @property
-    def structure(self) -> tuple[object, ...]:
-        """Everything except the heartbeats."""
-        return (
-            self.round,
-            self.is_complete,
-            self.is_closed,
-            self.participants,
-            self.waiting,
-            self.spares,
-        )
-
 
 def read_state(state: Any) -> View:
     """Make a view of torch's object."""

@@ -9,7 +9,6 @@ import pytest
 from dsl.errors import RendezvousError
 from dsl.rendezvous.round_keys import (
     NodeFacts,
-    Roles,
     Round,
     agree,
     arrive_at_exit,
@@ -48,7 +47,9 @@ def rounds(store: Store, count: int, *, is_assigned: bool = True) -> list[Round]
     return [Round(store, rank, count, is_assigned) for rank in range(count)]
 
 
-def roles_of(store: Store, starts: list[tuple[str, int]], *, is_assigned: bool = True) -> list[Roles]:
+def roles_of(
+    store: Store, starts: list[tuple[str, int]], *, is_assigned: bool = True
+) -> list[tuple[tuple[int, ...], int, int]]:
     def wait(keys: list[str]) -> None:
         assert store.check(keys)
 
@@ -61,7 +62,7 @@ def roles_of(store: Store, starts: list[tuple[str, int]], *, is_assigned: bool =
 @pytest.mark.parametrize("is_assigned", [True, False])
 def test_ranks_of_roles_are_counted_in_the_order_of_the_nodes(*, is_assigned: bool) -> None:
     found = roles_of(Store(), [("trainer", 2), ("reader", 1), ("trainer", 3)], is_assigned=is_assigned)
-    assert found == [Roles((2, 1, 3), 0, 5), Roles((2, 1, 3), 0, 1), Roles((2, 1, 3), 2, 5)]
+    assert found == [((2, 1, 3), 0, 5), ((2, 1, 3), 0, 1), ((2, 1, 3), 2, 5)]
 
 
 def test_the_keys_are_those_that_torchs_agent_reads() -> None:
