@@ -15,8 +15,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from dsl.model.codec import to_line
 from dsl.model.job import MeetingPoint
-from dsl.model.lines import Lines, to_line
+from dsl.model.lines import Lines
 from dsl.model.nodes import NodesMet, PeerFailure
 from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open
 

@@ -88,6 +88,16 @@ def from_plain(value: Any, kinds: Mapping[str, type]) -> Any:
     return fields_from_plain(value[name], kinds[name])
 
 
+def to_line(message: object) -> bytes:
+    """A record of a conversation between two processes of ours, as one line."""
+    return to_json(to_plain(message)) + b"\n"
+
+
+def from_line(line: bytes, kinds: Mapping[str, type]) -> Any:
+    """The reverse of `to_line`. Raises JobFormatError if the line is no record of these classes."""
+    return from_plain(from_json(line), kinds)
+
+
 def fields_from_plain(found: Any, kind: type[_T]) -> _T:
     """Make a record from its fields in JSON.
 

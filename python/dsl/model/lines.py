@@ -1,9 +1,9 @@
-"""Records as lines, by `dsl.model.codec`: how two processes of one host talk, one JSON object a line."""
+"""Reads the records that another process of ours writes, one a line (`dsl.model.codec.to_line`)."""
 
 from __future__ import annotations
 
 from dsl.errors import JobFormatError
-from dsl.model.codec import from_json, from_plain, to_json, to_plain
+from dsl.model.codec import from_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,11 +11,6 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 1 << 20
 """Most bytes of a line: a longer one counts as damaged."""
-
-
-def to_line(message: object) -> bytes:
-    """Write a record with its line feed, in ASCII."""
-    return to_json(to_plain(message)) + b"\n"
 
 
 class Lines:
@@ -34,4 +29,4 @@ class Lines:
         *whole, self._rest = (self._rest + data).split(b"\n")
         if max(map(len, (self._rest, *whole))) > LONGEST_LINE:
             raise JobFormatError(f"it is longer than {LONGEST_LINE} bytes")
-        return [from_plain(from_json(line), self._kinds) for line in whole]
+        return [from_line(line, self._kinds) for line in whole]

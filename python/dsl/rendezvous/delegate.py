@@ -24,7 +24,8 @@ import threading
 from queue import Empty, SimpleQueue
 
 from dsl.errors import JobFormatError
-from dsl.model.lines import Lines, to_line
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, PeerFailure
 from dsl.rendezvous.delegate_messages import ORDERS, Finish, Leave, Meet, Open
 

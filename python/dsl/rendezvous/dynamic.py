@@ -19,8 +19,9 @@ import time
 
 from dsl._record import replace
 from dsl.errors import JobFormatError, OptionError, RendezvousError
+from dsl.model.codec import to_line
 from dsl.model.job import Notice
-from dsl.model.lines import Lines, to_line
+from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
 from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open

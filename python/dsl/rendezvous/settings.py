@@ -5,9 +5,11 @@ torch ignores a key that it does not know, so a typing error would leave a timeo
 
 from __future__ import annotations
 
+from dsl.lists import parse_number, parse_seconds
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _DYNAMIC = {
     "join_timeout": "count",
@@ -44,17 +46,22 @@ KNOWN: dict[str, dict[str, str]] = {
 }
 """Keys of each backend, with the kinds of their values. Keys of other backends are not checked."""
 
-WORDS = {
-    "store": ("tcp", "file"),
-    "protocol": ("http", "https"),
-    "yes or no": ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n"),
+YES_OR_NO = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
+KINDS: dict[str, tuple[Callable[[str], bool], str]] = {
+    "count": (lambda value: (parse_number(value) or 0) > 0, "a whole number above 0"),
+    "seconds": (
+        lambda value: (found := parse_seconds(value)) is not None and 0 <= found < float("inf"),
+        "seconds, 0 or more",
+    ),
+    "store": (lambda value: value.lower() in ("tcp", "file"), "tcp or file"),
+    "protocol": (lambda value: value.lower() in ("http", "https"), "http or https"),
+    "yes or no": (lambda value: value.lower() in YES_OR_NO, "1 or 0"),
+    "text": (lambda _: True, ""),
 }
-"""The allowed words of a kind."""
+"""Whether a value of a kind is right, and what is expected."""
 
 DEFAULTS = {
     "join_timeout": 600,
-    "last_call_timeout": 30,
-    "close_timeout": 30,
     "read_timeout": 60,
     "keep_alive_interval": 5,
     "keep_alive_max_attempt": 3,
@@ -74,8 +81,8 @@ def check_settings(backend: str, settings: Iterable[tuple[str, str]]) -> str:
             near = get_close_matches(key.replace("-", "_").lower(), known, 1, 0.8)
             advice = f"did you mean {near[0]}?" if near else f"it knows {', '.join(sorted(known))}"
             return f"backend {backend} has no setting {key!r}, {advice}"
-        expected = _expected(known[key], value)
-        if expected:
+        is_right, expected = KINDS[known[key]]
+        if not is_right(value.strip()):
             return f"setting {key}={value!r} of backend {backend} is wrong, expected {expected}"
     return ""
 
@@ -83,18 +90,3 @@ def check_settings(backend: str, settings: Iterable[tuple[str, str]]) -> str:
 def number(settings: Iterable[tuple[str, str]], key: str) -> int:
     """The value of a count, or torch's default for it."""
     return int(dict(settings).get(key, DEFAULTS[key]))
-
-
-def _expected(kind: str, value: str) -> str:
-    if kind in WORDS:
-        shown = WORDS[kind] if len(WORDS[kind]) == 2 else ("1", "0")
-        return "" if value.strip().lower() in WORDS[kind] else " or ".join(shown)
-    if kind == "count":
-        return "" if value.strip().isdecimal() and int(value) > 0 else "a whole number above 0"
-    if kind == "seconds":
-        try:
-            is_right = 0 <= float(value) < float("inf")
-        except ValueError:
-            is_right = False
-        return "" if is_right else "seconds, 0 or more"
-    return ""

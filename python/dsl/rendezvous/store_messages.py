@@ -13,7 +13,7 @@ import time
 
 from dsl._record import record
 from dsl.errors import JobFormatError
-from dsl.model.codec import from_json, from_plain, to_json, to_plain
+from dsl.model.codec import from_line, to_line
 from dsl.model.nodes import PeerFailure
 from dsl.model.request import Count
 from dsl.rendezvous.view import Node
@@ -62,13 +62,13 @@ KINDS = {kind.__name__: kind for kind in (StateChanged, NodeLeft, NodeFailed)}
 
 def write_record(store: Any, key: str, value: object) -> None:
     """Write a record."""
-    store.set(key, to_json(to_plain(value)))
+    store.set(key, to_line(value))
 
 
 def read_record(store: Any, key: str, kinds: Mapping[str, type]) -> Any:
     """Read a record of one of these classes; None if the key has something else."""
     try:
-        return from_plain(from_json(store.get(key)), kinds)
+        return from_line(store.get(key), kinds)
     except JobFormatError:
         return None
 
