@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.model.outcome import Tried
-from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, add, after_failure, crash_loop
+from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, add, after_failure, failures_line, restart_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,15 +34,12 @@ class Restarts:
         left = 0 if attempt.left else job.max_restarts - self.count
         patience = OTHER_HOSTS if terms.is_elastic else SAME_HOSTS
         step = after_failure(self._tried, patience, left, gives_up=terms.gives_up)
-        loop = crash_loop(self._tried)
         if step.kind == "restart":
             self.count += 1
             self.reason = "failure"
-            what = "nodes" if self._terms.members_come else "hosts"
-            text = f"starting all {what} again, restart {self.count} of {job.max_restarts}"
-            text += f", in {step.wait_s:g} s" if step.wait_s else ""
-            return step, f"{text} ({loop})" if loop else text
-        text = loop or (f"{self.count + 1} attempts have failed" if self.count else "")
+            who = "all nodes" if terms.members_come else "all hosts"
+            return step, restart_line(who, self.count, job.max_restarts, self._tried, step.wait_s)
+        text = failures_line(self.count + 1, self._tried)
         return step, f"{text}: the job is given up" if step.kind == "futile" else text
 
     def after_change(self, attempt: Attempt, now_s: float) -> tuple[Next, str]:

@@ -104,6 +104,17 @@ def crash_loop(tried: Sequence[Tried]) -> str:
     )
 
 
+def restart_line(who: str, number: int, most: int, tried: Sequence[Tried], wait_s: float = 0.0) -> str:
+    """Tells the user that ``who`` starts again: restart ``number`` of ``most``, after ``wait_s`` seconds."""
+    pause, loop = f", in {wait_s:g} s" if wait_s else "", crash_loop(tried)
+    return f"starting {who} again, restart {number} of {most}{pause}{f' ({loop})' if loop else ''}"
+
+
+def failures_line(count: int, tried: Sequence[Tried]) -> str:
+    """Tells the user that all attempts have failed; empty if there was only one."""
+    return crash_loop(tried) or (f"{count} attempts have failed" if count > 1 else "")
+
+
 def _in_a_row(tried: Sequence[Tried], within_s: float, *, alike: bool = False) -> list[Tried]:
     """The attempts in a row, up to the last, that failed before that time; ``alike``: as the last one did."""
     found = []

@@ -39,7 +39,7 @@ from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Protocol
 
     from dsl.model.judgement import Judgement
@@ -263,11 +263,9 @@ class Narrator:
         for one in history.attempts[-1].lost_servers:
             if one.workers:
                 self.warn(f"fork server {one.server} is gone: workers are executed instead")
-        from dsl.model.progress import crash_loop
+        from dsl.model.progress import restart_line
 
-        loop = crash_loop(history.tried)
-        text = f"starting {who} again, restart {history.restarts} of {history.max_restarts}"
-        self.say(f"{text} ({loop})" if loop else text, "warning")
+        self.say(restart_line(who, history.restarts, history.max_restarts, history.tried), "warning")
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         """Say how the job ended, in its last attempt."""
@@ -289,21 +287,20 @@ class Narrator:
         if last.is_preempted and self._judged is None:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
         judgement = self._judged() if self._judged else self._judge(last)
-        notices: list[str] = []
-        if outcome.count > 1 and judgement is not None and judgement.causes:
-            from dsl.model.progress import crash_loop
+        tell_end(judgement, self.say, lambda: self._say_beside(outcome, judgement))
 
-            notices.append(crash_loop(outcome.tried) or f"{outcome.count} attempts have failed")
-        tell_end(judgement, self.say, lambda: self._say_beside(last, judgement, notices))
-
-    def _say_beside(self, last: AttemptOutcome, judgement: Judgement | None, notices: Sequence[str]) -> None:
+    def _say_beside(self, outcome: Outcome, judgement: Judgement | None) -> None:
         """Say what stands beside the verdict: how many attempts have failed, and what workers recorded."""
-        for text in notices:
-            self.say(text, "error")
+        last = outcome.last
+        causes = judgement.causes if judgement is not None else ()
+        if causes and outcome.count > 1:
+            from dsl.model.progress import failures_line
+
+            self.say(failures_line(outcome.count, outcome.tried), "error")
         if last.failures and last.cause is not None and judgement is not None:
             from dsl.report.summary import addition
 
-            said = judgement.causes[0].evidence.said if judgement.causes else ""
+            said = causes[0].evidence.said if causes else ""
             root = next(one for one in last.failures if one.order == last.cause.order)
             box = addition(self._plan.name, last.failures, root, said)
             if box:

@@ -136,9 +136,8 @@ def test_a_file_without_a_record_says_nothing(content: bytes | str, tmp_path: Pa
     assert read(tmp_path, content) is None
 
 
-@pytest.mark.parametrize("length", range(len(WRITTEN)))
-def test_a_file_that_is_cut_off_says_nothing(length: int, tmp_path: Path) -> None:
-    assert read(tmp_path, WRITTEN[:length]) is None
+def test_a_file_that_is_cut_off_anywhere_says_nothing(tmp_path: Path) -> None:
+    assert [read(tmp_path, WRITTEN[:length]) for length in range(len(WRITTEN))] == [None] * len(WRITTEN)
 
 
 def test_a_huge_file_says_nothing(tmp_path: Path) -> None:
