@@ -168,12 +168,14 @@ def _threads(
 ) -> tuple[int, ...]:
     """Number of physical cores of each worker; a core that n workers share counts as 1/n for each of them."""
     core_of = {cpu: core for core in allowed_cores(allowed, topology) for cpu in core}
-    owned = {cpus: {core_of[cpu] for cpu in cpus} for cpus in set(chosen)}
+    users: dict[tuple[int, ...], int] = {}
+    for cpus in chosen:
+        users[cpus] = users.get(cpus, 0) + 1
+    owned = {cpus: {core_of[cpu] for cpu in cpus} for cpus in users}
     sharers: dict[tuple[int, ...], int] = {}
     for cpus, cores in owned.items():
-        users = chosen.count(cpus)
         for core in cores:
-            sharers[core] = sharers.get(core, 0) + users
+            sharers[core] = sharers.get(core, 0) + users[cpus]
     # Sums of equal parts may fall short of a whole number by a rounding error.
     threads = {
         cpus: max(1, int(sum([1 / sharers[core] for core in cores]) + 1e-6)) for cpus, cores in owned.items()

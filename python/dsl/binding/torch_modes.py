@@ -61,6 +61,8 @@ def plan_numa(
             distinct.setdefault(members, number)
         spread = list(distinct.values())
         homes = [spread[rank * len(spread) // count] for rank in range(count)]
+    sharers = {home: homes.count(home) for home in set(homes)}
+    placed = dict.fromkeys(sharers, 0)
     found = []
     for rank, home in enumerate(homes[:count]):
         name = f"device {gpus[rank].address}" if gpus else f"local rank {rank}"
@@ -69,11 +71,12 @@ def plan_numa(
                 f"--numa-binding {mode}: {name} is at NUMA node {home}, none of whose CPUs may be used "
                 f"(only {format_ranges(cpus.allowed)}), widen the affinity mask or leave it out"
             )
-        chosen = _choose(mode, home, homes[:rank].count(home), homes.count(home), nodes, cpus)
+        chosen = _choose(mode, home, placed[home], sharers[home], nodes, cpus)
+        placed[home] += 1
         if not chosen:
             cores = len(_cut(cpus.topology.cores, nodes[home]))
             raise PlacementError(
-                f"--numa-binding {mode}: {name} is one of {homes.count(home)} at NUMA node {home}, which has "
+                f"--numa-binding {mode}: {name} is one of {sharers[home]} at NUMA node {home}, which has "
                 f"{cores} core{'' if cores == 1 else 's'} that may be used, choose another mode"
             )
         found.append(chosen)
