@@ -190,7 +190,7 @@ impl ProcFs {
     }
 
     /// The first kind of namespace that a process does not share with this thread, or the root directory; `None` if
-    /// it shares all of them.
+    /// it shares all of them. Fails with `NotFound` if the process is about to end.
     pub(crate) fn foreign_place(&mut self, pid: i32) -> io::Result<Option<&'static str>> {
         for (file, kind) in NAMESPACES {
             let of = |whose: String| rustix::fs::readlinkat(&self.dir, whose, Vec::new());
@@ -201,8 +201,10 @@ impl ProcFs {
             };
             match of(format!("{pid}/ns/{file}")) {
                 Ok(theirs) if theirs == own => {}
-                // A namespace for children does not exist before the first child.
-                Ok(_) | Err(Errno::NOENT) => return Ok(Some(kind)),
+                Ok(_) => return Ok(Some(kind)),
+                // A namespace for children does not exist before the first child. A process that ends has no
+                // mount namespace any more either, some time before its pidfd is readable.
+                Err(Errno::NOENT) if of(format!("{pid}/ns/mnt")).is_ok() => return Ok(Some(kind)),
                 Err(errno) => return Err(errno.into()),
             }
         }

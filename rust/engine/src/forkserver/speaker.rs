@@ -51,6 +51,8 @@ impl Speaker {
         match procfs.foreign_place(self.pid) {
             Ok(None) => Ok(()),
             Ok(Some(place)) => Err(self.unless_dead(format!("runs in another {place}"))),
+            // It is about to end.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(None),
             Err(error) => Err(self.unless_dead(format!("cannot be told from other processes: {error}"))),
         }
     }

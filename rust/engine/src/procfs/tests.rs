@@ -431,8 +431,12 @@ fn a_namespace_of_its_own_is_named() {
     let mut procfs = ProcFs::open_at(root.path()).unwrap();
     assert_eq!(procfs.foreign_place(8).unwrap(), Some("user namespace"));
     assert_eq!(procfs.foreign_place(7).unwrap(), Some("root directory"));
-    // Process 9 has no `ns` files, like a namespace for children before its first child.
+    // Process 9 has a mount namespace alone: a namespace for children does not exist before the first child.
+    root.file("9/ns/.keep", b"");
+    symlink("mnt:[1]", root.path().join("9/ns/mnt")).unwrap();
     assert_eq!(procfs.foreign_place(9).unwrap(), Some("pid namespace"));
+    // Process 10 has none left: it is about to end.
+    assert_eq!(procfs.foreign_place(10).unwrap_err().kind(), ErrorKind::NotFound);
     let own = getpid().as_raw_pid();
     let mut procfs = ProcFs::open().unwrap();
     assert_eq!(procfs.foreign_place(own).unwrap(), None);
