@@ -13,16 +13,15 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _OFFLOAD = {"offload_param": "op_", "offload_optimizer": "oo_"}
 
 
-def full_name(config: Mapping[str, object], tuned: Collection[str], prefix: str) -> str:
-    """Name of an experiment of a full space: initials of each tuned key, and its value."""
-    keys = {*tuned, MICRO_BATCH, ACCUMULATION}
-    return as_folder(prefix + (_join(config, keys, has_values=True) or "exp"))
+def full_name(
+    config: Mapping[str, object], tuned: Collection[str], prefix: str, *, has_values: bool = True
+) -> str:
+    """Name of an experiment of a full space: initials of each tuned key, and its value.
 
-
-def space_name(space: Mapping[str, object], tuned: Collection[str], prefix: str) -> str:
-    """Name of a full space: as `full_name`, but without the values."""
+    ``has_values``: if false, it is the name of the space, without the values.
+    """
     keys = {*tuned, MICRO_BATCH, ACCUMULATION}
-    return as_folder(prefix + (_join(space, keys, has_values=False) or "exp"))
+    return as_folder(prefix + (_join(config, keys, has_values=has_values) or "exp"))
 
 
 def dotted_name(values: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ from math import prod
 
 from dsl._record import record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
-from dsl.autotune.names import dotted_name, full_name, space_name
+from dsl.autotune.names import dotted_name, full_name
 from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
 from dsl.lists import show
@@ -185,7 +185,7 @@ def zero_grid(
             seen.add(content)
             points.append(Point(full_name(point, tuned, f"z{stage}_"), point, choice))
     named = {ZERO: listed[ZERO], MICRO_BATCH: listed[MICRO_BATCH]}
-    return Grid(space_name(named, tuned, f"z{stage}_"), axes, tuple(points))
+    return Grid(full_name(named, tuned, f"z{stage}_", has_values=False), axes, tuple(points))
 
 
 def own_grid(config: Mapping[str, object], space: Mapping[str, tuple[object, ...]]) -> Grid:
