@@ -630,8 +630,8 @@ class Guard:
 class ForkedProgram:
     """The program of a forked worker, which the interpreter calls as `sys.excepthook`.
 
-    No Python frame is below it there, so tracebacks and stacks show only the program's own frames. The program
-    ends as a main program does: with its exit code, with the interpreter's traceback, or by SIGINT.
+    No Python frame is below it there, so tracebacks and stacks show only the program's own frames. It ends as
+    a main program does: with its exit code, with the interpreter's traceback, or by SIGINT.
     """
 
     def __new__(
@@ -731,7 +731,7 @@ class ForkLink:
     def __new__(cls, fd: int) -> Self:
         """``fd``: the number in the last word of the command; the link owns it from now on."""
     def settle(self) -> None:
-        """After the imports: record signal handlers and the limit of open files, for `ForkOrder.take_trace`."""
+        """After the imports: record signal handlers and the file limit, for `ForkOrder.take_trace`."""
     @staticmethod
     def environ() -> list[bytes]:
         """The environment of this process as C libraries see it: ``NAME=value``."""
@@ -760,18 +760,18 @@ class ForkOrder:
     def enter(self) -> None:
         """Turn this process into the worker, as its spec says; returns once the engine watches it.
 
-        Until `take_trace`, all signals with a handler, SIGPIPE and SIGXFSZ have their default action. A failure
-        is reported to the engine, and ends the process with code 127.
+        Until `take_trace`, all signals with a handler, SIGPIPE and SIGXFSZ have their default action.
+        A failure is reported to the engine, and ends the process with code 127.
         """
     def show_command(self, words: int) -> None:
         """After `enter`: show `argv` and `environ` as those of this process; ``os.environ`` does not change.
 
-        ``words``: how many words the server was started with; the interpreter still passes these to C libraries.
+        ``words``: how many words the server was started with; the interpreter still passes them to libraries.
         """
     def forget_exit_functions(self) -> None:
         """Make C's ``exit`` call only the exit functions that this process registers from now on.
 
-        C streams are still written. If a thread holds one of them at the exit, all functions are called after all.
+        C streams are still written. If a thread holds one of them at the exit, all functions are called.
         """
     def take_trace(self) -> None:
         """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded."""

@@ -9,7 +9,7 @@ use snow::{Builder, HandshakeState, TransportState};
 use thiserror::Error;
 
 /// NN: neither side has a lasting key pair. psk0: the shared key protects every message, from the first on.
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_BLAKE2s";
 /// Both sides must agree on this: it names the link and its version.
 const PROLOGUE: &[u8] = b"dsl control 1";
 /// Bytes of the authentication tag that each message ends with.

@@ -78,8 +78,8 @@ mod sync {
 
 /// Runs a test in random orders, and in orders that change the running thread only two or three times.
 fn in_any_order(test: impl Fn() + Copy + Send + Sync + 'static) {
-    check_random(test, 1_500);
-    check_pct(test, 1_500, 3);
+    check_random(test, 600);
+    check_pct(test, 600, 3);
 }
 
 fn face(id: u64) -> Arc<Face> {
