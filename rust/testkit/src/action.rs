@@ -239,11 +239,11 @@ fn processes(word: &str, words: &mut Words) -> bool {
         }
         "child" | "daemon" | "threadchild" => {
             let block = words.block().to_vec();
-            let work = move || run(&block);
+            let child = move || run(&block);
             match word {
-                "child" => family::child(work),
-                "daemon" => family::daemon(work),
-                _ => family::thread_child(work),
+                "child" => family::child(child),
+                "daemon" => family::daemon(child),
+                _ => family::thread_child(child),
             }
         }
         "hop" => family::hop(words.number("generations"), words.number("microseconds")),
