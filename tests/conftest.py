@@ -190,6 +190,14 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> str:
     return token
 
 
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
+    """Train on the CPU, with one thread a worker."""
+    del clean_environ  # it would drop the variables again
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers(request: pytest.FixtureRequest, clean_environ: str) -> Iterator[None]:
     """Fail a test that leaves a process behind: one that carries its token, or a child nobody reaped (G1)."""

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
     from tests.conftest import WaitUntil
 
 # Importing torch takes many seconds on a cold disk.
-pytestmark = [pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
-    del clean_environ  # it would drop the variable again
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.proc,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("on_the_cpu"),
+]
 
 
 def words(dsl_command: Path, name: str, workers: int, *arguments: str) -> list[str]:

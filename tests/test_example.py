@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_ddp.py"
 
 # Importing torch takes many seconds on a cold disk.
-pytestmark = [pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180), pytest.mark.guarantee("G2")]
+pytestmark = [
+    *(pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180), pytest.mark.guarantee("G2")),
+    pytest.mark.usefixtures("on_the_cpu"),
+]
 
 
 class Ended(NamedTuple):
@@ -43,13 +46,6 @@ def losses(text: str) -> list[float]:
 def endings(text: str) -> dict[int, Ended]:
     found = re.findall(r"^rank (\d+) ended at step (\d+) loss \S+ parameters (\w+)$", text, re.MULTILINE)
     return {int(rank): Ended(int(step), parameters) for rank, step, parameters in found}
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
-    del clean_environ  # it would drop the variable again
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_the_loss_falls_and_all_ranks_hold_the_same_parameters(dsl_command: Path) -> None:

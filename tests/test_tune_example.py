@@ -11,14 +11,12 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
-pytestmark = [pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
-    del clean_environ  # it would drop the variable again
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.proc,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("on_the_cpu"),
+]
 
 
 def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kit.waiting import until
-from tests.support.fleet import gone_within
+from tests.support.fleet import gone_within, lost
 from tests.support.jobs import complete_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kit.cluster import Cluster, Host
+    from kit.cluster import Cluster
 
 SILENCE_S = 3.0
 SOON_S = 10.0
@@ -47,21 +47,6 @@ def started(hosts: Cluster, dsl_command: Path, folder: Path) -> Iterator[list[An
             jobs.append(job)
         until(lambda: len(complete_lines(folder / "seen")) == 6, timeout_s=20)
         yield jobs[::-1]
-
-
-@contextlib.contextmanager
-def lost(host: Host, how: str) -> Iterator[None]:
-    """Lose a host for a while; whoever has crashed or has no power stays so."""
-    if how == "freeze" and host.cgroup is None:
-        pytest.skip("needs a writable cgroup v2")
-    getattr(host, how)()
-    try:
-        yield
-    finally:
-        if how == "unplug":
-            host.plug()
-        elif how == "freeze":
-            host.thaw()
 
 
 @pytest.mark.parametrize("place", [0, 1])

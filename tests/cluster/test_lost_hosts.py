@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.fleet import PLAIN, WILD, Launch, Ways, gone_within
+from tests.support.fleet import PLAIN, WILD, Launch, Ways, gone_within, lost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kit.cluster import Cluster, Host
+    from kit.cluster import Cluster
 
 pytestmark = pytest.mark.guarantee("G1", "G2")
 
@@ -32,21 +29,6 @@ LOSSES = {
     "freeze": "has not been heard for 3 s",
 }
 HEARTBEAT_S = 3.0
-
-
-@contextlib.contextmanager
-def lost(host: Host, how: str) -> Iterator[None]:
-    """Lose a host for a while; whoever has crashed or has no power stays so."""
-    if how == "freeze" and host.cgroup is None:
-        pytest.skip("needs a writable cgroup v2")
-    getattr(host, how)()
-    try:
-        yield
-    finally:
-        if how == "unplug":
-            host.plug()
-        elif how == "freeze":
-            host.thaw()
 
 
 @pytest.mark.parametrize("loss", LOSSES)

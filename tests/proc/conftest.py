@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.support import terminal as support
+from tests.support.places import Nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -28,6 +30,13 @@ def dslrun(dsl_command: Path) -> Path:
     path = dsl_command.with_name("dslrun")
     assert path.exists(), f"{path} does not exist: run `make build` first"
     return path
+
+
+@pytest.fixture
+def nodes(dsl_command: Path, tmp_path: Path) -> Iterator[Nodes]:
+    """Nodes of one job."""
+    with contextlib.ExitStack() as stack:
+        yield Nodes(dsl_command.with_name("dslrun"), tmp_path, stack)
 
 
 @pytest.fixture

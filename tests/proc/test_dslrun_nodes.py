@@ -15,7 +15,6 @@ from kit.waiting import until
 from tests.support.places import Nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.jobs import Job
@@ -34,13 +33,6 @@ with open(sys.argv[1] + "/" + os.environ["RANK"], "w") as file:
     print(dist.get_world_size(), int(value), *[os.environ[name] for name in names], file=file)
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def nodes(dsl_command: Path, tmp_path: Path) -> Iterator[Nodes]:
-    """Nodes of one job."""
-    with contextlib.ExitStack() as stack:
-        yield Nodes(dsl_command.with_name("dslrun"), tmp_path, stack)
 
 
 @pytest.mark.torch

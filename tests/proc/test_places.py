@@ -22,20 +22,12 @@ from dsl.control.messages import Lost, Moved, Refused
 from dsl.errors import ControlError, RefusedLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.jobs import Job
 
 KEYED = {"DSL_JOB_KEY": KEY}
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e"
-
-
-@pytest.fixture
-def nodes(dsl_command: Path, tmp_path: Path) -> Iterator[Nodes]:
-    """Nodes of one job."""
-    with contextlib.ExitStack() as stack:
-        yield Nodes(dsl_command.with_name("dslrun"), tmp_path, stack)
 
 
 def listens(port: int) -> bool:

@@ -38,7 +38,7 @@ with open(path + ".part", "w") as file:
 os.rename(path + ".part", path)
 """
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_cpu")]
 
 
 @pytest.fixture(params=["dsl", "dslrun"])
@@ -47,13 +47,6 @@ def command(request: pytest.FixtureRequest, dsl_command: Path) -> list[str]:
     name = request.param
     own = ["--num_gpus=2", "--no_local_rank"] if name == "dsl" else ["--nproc-per-node=2", "--log-level=info"]
     return [str(dsl_command.with_name(name)), *own, "--start-method", "forkserver", "--preload", "decimal"]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
-    del clean_environ  # it would drop the variable again
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def script_in(folder: Path, text: str) -> str:

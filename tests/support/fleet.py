@@ -10,6 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 from kit import processes
 from kit.waiting import until
 
@@ -247,6 +248,21 @@ def gone_within(cluster: Iterable[Host], timeout_s: float = LEFT_S, but: Others 
     except AssertionError:
         raise AssertionError(f"left after {timeout_s} s: {'; '.join(left())}") from None
     return time.monotonic() - begin_s
+
+
+@contextlib.contextmanager
+def lost(host: Host, how: str) -> Iterator[None]:
+    """Lose a host for a while; whoever has crashed or has no power stays so."""
+    if how == "freeze" and host.cgroup is None:
+        pytest.skip("needs a writable cgroup v2")
+    getattr(host, how)()
+    try:
+        yield
+    finally:
+        if how == "unplug":
+            host.plug()
+        elif how == "freeze":
+            host.thaw()
 
 
 def kill(host: Host, pid: int, signum: int = signal.SIGKILL) -> None:
