@@ -21,7 +21,6 @@ from dsl.facts import this_machine  # noqa: E402
 from dsl.model.node import NodePlan  # noqa: E402
 from dsl.model.outcome import AttemptEnded, Decision, History, Membership  # noqa: E402
 from dsl.plan.job import plan_job  # noqa: E402
-from dsl.report.narrator import Narrator  # noqa: E402
 
 EVERY = 100
 
@@ -56,7 +55,7 @@ def main() -> int:
     planner = Planner(plan_job(read(words, os.environ)[0], facts), facts)
 
     def crew(plan: NodePlan) -> Crew:
-        return Crew([*listen(planner, plan, Narrator(plan)), Meter(path)], policy=hurry)
+        return Crew([*listen(planner, plan), Meter(path)], policy=hurry)
 
     return Session(planner, crew).run_guarded()
 

@@ -96,6 +96,9 @@ class FirstNode:
             reason = (problem.strerror or "").lower()
             raise PortError(f"cannot listen at {joining.meeting_point}: {reason}")
 
+    def call(self) -> None:
+        """Nothing: the other nodes call this one."""
+
     def start(self) -> None:
         """Begin to answer. From here on this process must not fork and go on in the child."""
         self._hub.start()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.facts import Facts
+    from dsl.model.request import Program
     from dsl.plan.job import JobPlan
 
 TIMEOUT_S = 600.0
@@ -27,6 +28,12 @@ SHORTEST_KEY = 16
 
 LONGEST_COMMAND = 1500
 """Most characters of a command in a message."""
+
+RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
+"""The option for a node's place, and its shortest abbreviation."""
+
+VARIABLES = "PET_"
+"""Prefix of the variables that are defaults of options."""
 
 
 @record
@@ -130,6 +137,31 @@ def objection(hello: Hello, own: Hello) -> str:
     if not 0 < hello.place < own.nodes:
         return f"its --node-rank is {hello.place}, with {own.nodes} nodes it must be 1 to {own.nodes - 1}"
     return ""
+
+
+def without_place(
+    argv: tuple[str, ...], program: Program, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], int]:
+    """The command of this node without its rank option, and the index where another node's option belongs.
+
+    Options from the environment are a part of this command. If it cannot be made: no words, and 0.
+    """
+    script = len(argv) - len(program.args) - 1
+    if argv[script:][:1] == ("--",):  # separates the script from its arguments
+        script -= 1
+    is_long = sum(map(len, argv)) > LONGEST_COMMAND
+    if is_long or script < 0 or argv[script] != program.script:
+        return (), 0
+    place = script
+    rest = tuple(argv[script:])
+    for index, word in enumerate(argv[:script]):
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if len(name) >= len(SHORTEST_RANK) and RANK_OPTION.startswith(name):
+            place, rest = index, tuple(argv[index + (1 if equals else 2) :])
+    held = [f"{name}={value}" for name, value in environ.items() if name.startswith(VARIABLES)]
+    held = [word for word in held if not word.startswith(f"{VARIABLES}NODE_RANK=")]
+    before = (*(("env", *held) if held else ()), *argv[:place])
+    return (*before, *rest), len(before)
 
 
 def _seconds(settings: dict[str, str], name: str, default: float) -> float:

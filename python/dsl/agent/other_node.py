@@ -55,7 +55,7 @@ class OtherNode:
         now_s = time.monotonic()
         self._remind_s, self._expire_s = now_s + REMIND_S, now_s + joining.timeout_s
 
-    def join(self, supervisor: Supervisor | None = None) -> Meeting | int:  # noqa: ARG002  as `FirstNode.join`
+    def call(self) -> None:
         """Find node 0, and wait for the first meeting. Signals of this process end the wait.
 
         Raises:
@@ -70,7 +70,8 @@ class OtherNode:
                     self._hub.disown()
                     found = self._call(moved.port)
                     if isinstance(found, Meeting) and self._fits(found):
-                        return self._met(found)
+                        self._met(found)
+                        return
                 problem = f"it {NONSENSE}"
             except RefusedLinkError:
                 raise
@@ -78,6 +79,11 @@ class OtherNode:
                 problem = str(error)
             self._hub.disown()
             self._wait_longer(problem)
+
+    def join(self, supervisor: Supervisor | None = None) -> Meeting:  # noqa: ARG002  as `FirstNode.join`
+        """The first meeting, which `call` has found."""
+        assert self._meeting is not None
+        return self._meeting
 
     def _wait_longer(self, problem: str) -> None:
         """Wait for another call, if there is time for one. Raises RendezvousError if there is not."""

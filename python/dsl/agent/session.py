@@ -16,7 +16,7 @@ from dsl.agent.agent import Agent, stop_group
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.model.outcome import Membership
-from dsl.report.narrator import Narrator
+from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.report.verdict import survivor
 from dsl.signals import signal_name
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from dsl.agent.planner import Planner
     from dsl.agent.timers import FileTimers
     from dsl.model.job import Notice
+    from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Outcome
+    from dsl.report.narrator import Sink
 
     T = TypeVar("T")
     Notices: TypeAlias = Callable[[NodePlan], Sequence[Notice]]
@@ -56,24 +58,11 @@ ENDING = (1, 2, 3, 10, 12, 15)
 """SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, but a job handles them."""
 
 
-class Crew:
-    """Listeners, channels and policy of an agent, and hooks for its start and end."""
+class Hooks:
+    """Calls at the start and the end of a command's two processes."""
 
-    def __init__(
-        self,
-        listeners: Sequence[Listener],
-        channels: Sequence[Channel] = (),
-        policy: Policy = decide,
-        *,
-        routine: bool = False,
-    ) -> None:
-        self.listeners = listeners
-        self.channels = channels
-        self.policy = policy
-        self.routine = routine
-        """Whether listeners also get starts and clean exits."""
-        self.helper: int | None = None
-        """Pid of a child that helps the job, and ends by itself."""
+    helper: int | None = None
+    """Pid of a child that helps the job, and ends by itself."""
 
     def stay(self) -> None:
         """Called in the guard's process when there is an agent."""
@@ -88,6 +77,25 @@ class Crew:
     def leave(self, code: int) -> int:
         """Called in the agent's process, after everything else. Returns the exit code of that process."""
         return code
+
+
+class Crew:
+    """What takes part in a job beside the engine. ``routine``: listeners also get starts and clean exits."""
+
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        channels: Sequence[Channel] = (),
+        policy: Policy = decide,
+        *,
+        hooks: Hooks | None = None,
+        routine: bool = False,
+    ) -> None:
+        self.listeners = listeners
+        self.channels = channels
+        self.policy = policy
+        self.hooks = hooks or Hooks()
+        self.routine = routine
 
 
 class Session:
@@ -135,15 +143,15 @@ class Session:
                 # Made before the fork: the child's first write to a shared page costs several microseconds.
                 agent = self._agent(plan, crew)
             except EngineError as error:
-                return _refuse(crew, plan, error)
-            return self._fork(plan, crew, mask, lambda supervisor: agent.run(supervisor).code)
+                return _refuse(crew.hooks, plan, error)
+            return self._fork(plan, crew.hooks, mask, lambda supervisor: agent.run(supervisor).code)
 
         return self._hold(launch)
 
-    def run_joined(self, sketch: NodePlan, hooks: Crew, join: Callable[[Supervisor], int | None]) -> int:
+    def run_joined(self, sketch: NodePlan, hooks: Hooks, join: Callable[[Supervisor], int | None]) -> int:
         """The same for nodes that meet under the guard: all steps of the launch come after the fork.
 
-        ``sketch``: what the guard has to know of the first plan. ``hooks``: called as those of a crew.
+        ``sketch``: what the guard has to know of the first plan. ``hooks``: those of the crew to come.
         ``join`` waits for the other nodes; an exit code ends the wait and the job.
         """
 
@@ -222,13 +230,13 @@ class Session:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
     def _fork(
-        self, plan: NodePlan, crew: Crew, mask: Collection[int], run: Callable[[Supervisor], int]
+        self, plan: NodePlan, hooks: Hooks, mask: Collection[int], run: Callable[[Supervisor], int]
     ) -> int:
         """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made."""
         try:
-            guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=crew.helper, mask=mask)
+            guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=hooks.helper, mask=mask)
         except EngineError as error:
-            return _refuse(crew, plan, error)
+            return _refuse(hooks, plan, error)
         if plan.pid_file is not None:
             from dsl.agent import pid_file  # noqa: F401  both processes need it, even when the package is gone
         try:
@@ -237,17 +245,17 @@ class Session:
             guard.discard()
             hint = ", raise the limit of processes (ulimit -u, pids.max of the control group)"
             why = f"{error.strerror}{hint if isinstance(error, BlockingIOError) else ''}"
-            crew.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
+            hooks.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
             return 1
         if pid == 0:
             code = INTERNAL_ERROR
             try:
-                code = _run_agent(run, self._source, plan, guard, crew)
-                code = crew.leave(code)
+                code = _run_agent(run, self._source, plan, guard, hooks)
+                code = hooks.leave(code)
             finally:
                 flush_output()
                 os._exit(code)
-        crew.stay()
+        hooks.stay()
         outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
         try:
             if outcome.agent_signal is not None:
@@ -328,9 +336,9 @@ def stay_behind() -> None:
     os.close(null)
 
 
-def crew_of(planner: Planner, plan: NodePlan) -> Crew:
+def crew_of(planner: Planner, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:
     """The crew of a job on this host alone."""
-    return Crew(listen(planner, plan, Narrator(plan)), timers_of(planner))
+    return Crew(listen(planner, plan, sink), timers_of(planner))
 
 
 def timers_of(planner: Planner) -> tuple[FileTimers, ...]:
@@ -338,10 +346,18 @@ def timers_of(planner: Planner) -> tuple[FileTimers, ...]:
     return () if planner.timers is None else (planner.timers,)
 
 
-def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listener]:
-    """The listeners of a job, in the order in which they get its events."""
+def listen(
+    planner: Planner,
+    plan: NodePlan,
+    sink: Sink = CONSOLE,
+    *,
+    has_others: bool = False,
+    judged: Callable[[], Judgement | None] | None = None,
+) -> list[Listener]:
+    """The listeners of a job, in the order in which they get its events. The arguments are the narrator's."""
+    narrator = Narrator(plan, sink, has_others=has_others, judged=judged)
     listeners: list[Listener] = [narrator, *timers_of(planner)]
-    if plan.handed_file is not None:
+    if plan.handed_file is not None and sink.has_verdict:
         from dsl.evidence.error_files import HandedError
 
         listeners.insert(0, HandedError(plan.handed_file, narrator.warn))
@@ -349,21 +365,21 @@ def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listene
 
 
 def _run_agent(
-    run: Callable[[Supervisor], int], source: Plans, plan: NodePlan, guard: Guard, crew: Crew
+    run: Callable[[Supervisor], int], source: Plans, plan: NodePlan, guard: Guard, hooks: Hooks
 ) -> int:
     code = INTERNAL_ERROR
     try:
         try:
             guard.enter_agent()
             supervisor = Supervisor(guard=guard)
-            crew.enter(supervisor)
+            hooks.enter(supervisor)
             code = _with_pid_file(plan, lambda: run(supervisor))
         finally:
             _finish(source, plan, succeeded=code == 0)
     except EngineError as error:
-        return _refuse(crew, plan, error)
+        return _refuse(hooks, plan, error)
     except DslError as error:
-        crew.refuse(plan.command, str(error), error.exit_code)
+        hooks.refuse(plan.command, str(error), error.exit_code)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
         complain(plan.command, error)
@@ -388,9 +404,9 @@ def _with_pid_file(plan: NodePlan, run: Callable[[], T]) -> T:
         return run()
 
 
-def _refuse(crew: Crew, plan: NodePlan, error: EngineError) -> int:
+def _refuse(hooks: Hooks, plan: NodePlan, error: EngineError) -> int:
     code = 2 if isinstance(error, (BindingError, SpecError)) else 1
-    crew.refuse(plan.command, str(error), code)
+    hooks.refuse(plan.command, str(error), code)
     return code
 
 

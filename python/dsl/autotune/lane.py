@@ -13,7 +13,7 @@ from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
-from dsl.agent.session import Crew, Session
+from dsl.agent.session import Crew, Hooks, Session
 from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment, from_line, to_line
 from dsl.errors import DslError
 from dsl.facts import this_machine
@@ -92,13 +92,12 @@ class OrderChannel:
         os.close(self._answers_fd)
 
 
-class Lane(Crew):
+class Lane(Hooks):
     """Plans the experiments, one attempt each, reports them, and decides what the agent does next."""
 
     max_restarts = 0
 
     def __init__(self, facts: Facts, orders: OrderChannel, order: Order, read: Reader) -> None:
-        super().__init__([self], [orders], self.decide, routine=True)  # to get `ForkServerReady`
         self._facts = facts
         self._orders = orders
         self._order = order
@@ -218,8 +217,9 @@ def main(read: Reader) -> int:
     if not isinstance(order, Order):
         return 0
     lane = Lane(this_machine(), orders, order, read)
+    crew = Crew([lane], [orders], lane.decide, hooks=lane, routine=True)  # to get `ForkServerReady`
     try:
-        return Session(lane, lambda _: lane).run_guarded()
+        return Session(lane, lambda _: crew).run_guarded()
     except DslError as error:
         speak.say("dsl", f"error: {error}")
         return error.exit_code

@@ -115,14 +115,18 @@ class Command:
 
             tell(planned.notices)
             return run_head(planned, show, facts)
-        if planned.job.meeting.kind == "static" and planned.job.meeting.backend:
-            from dsl.cli.fixed_nodes import start_fixed
+        is_dry = show.dry_run or show.dry_run_json
+        if planned.job.meeting.backend and planned.job.meeting.kind == "static":
+            from dsl.agent import fixed_nodes
+            from dsl.agent.joining import without_place
 
-            return start_fixed(planned, request, show, facts, argv, tell, launch)
+            again = without_place(argv, request.program, facts.environ)
+            return fixed_nodes.start(planned, facts, again, tell, launch, is_dry=is_dry)
         if planned.job.meeting.backend:
-            from dsl.cli.dynamic import start_elastic
+            from dsl.agent import torch_nodes
 
-            return start_elastic(planned, request, show, facts, tell, launch)
+            gives_up = request.max_restarts is None
+            return torch_nodes.start(planned, facts, tell, launch, is_dry=is_dry, gives_up=gives_up)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         return launch(

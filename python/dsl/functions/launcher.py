@@ -15,7 +15,7 @@ import contextlib
 import sys
 
 from dsl.agent.planner import Planner
-from dsl.agent.session import Crew, Session, timers_of
+from dsl.agent.session import Session, crew_of
 from dsl.errors import RendezvousError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
@@ -31,7 +31,6 @@ from dsl.functions.config import LaunchConfig, to_request, warnings_of
 from dsl.functions.errors import ChildFailedError, ProcessFailure, failure_of
 from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import NO_PYTHON, check_program
-from dsl.model.job import Meeting
 from dsl.model.request import LEVELS, Program
 from dsl.plan.job import plan_job
 from dsl.report.narrator import Narrator
@@ -39,10 +38,12 @@ from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dsl.agent.agent import Channel, Listener, Policy
+    from dsl.agent.fixed_nodes import FixedNodes
+    from dsl.agent.session import Crew
+    from dsl.agent.torch_nodes import TorchNodes
     from dsl.facts import Facts
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from dsl.model.outcome import Outcome
     from dsl.model.request import Level, Request
     from dsl.plan.job import JobPlan
-    from dsl.rendezvous.dynamic import Dynamic
     from dsl.report.narrator import Sink
 
 
@@ -155,91 +155,37 @@ def run_request(
     check_program(planned.job.program, planned.job.flavour, environ, option=option)
     with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
         source = _Source(planned, facts, call)
-        others: Others | None = None
-        if planned.job.meeting.kind == "static" and planned.job.meeting.backend:
-            others = stack.enter_context(_fixed_nodes(source, planned, facts))
+        others: FixedNodes | TorchNodes | None = None
+        if planned.job.meeting.backend and planned.job.meeting.kind == "static":
+            from dsl.agent.fixed_nodes import FixedNodes
+
+            others = FixedNodes(planned, facts, source, _log_notice)
+            others.call()
+            stack.callback(others.close)
+            others.enter()
+            others.join()
         elif planned.job.meeting.backend:
-            together = stack.enter_context(_together(planned, facts))
-            over = together.open(source.local_world_size, _log_notice)
+            from dsl.agent.torch_nodes import TorchNodes
+
+            others = TorchNodes(planned, facts, gives_up=False)
+            stack.callback(others.close)
+            over = others.open(source, _log_notice)
             if over is not None:
                 return _without_part(over)
-            source.meet_by(together)
-            others = _of_torch(planned, together)
         sink = sink or Logger()
+
+        def crew(plan: NodePlan) -> Crew:
+            return crew_of(source, plan, sink) if others is None else others.crew(plan, sink)
+
         results = Session(
             source,
-            lambda plan: _crew(source, plan, sink, others),
+            crew,
             notices=lambda plan: (*planned.notices, *source.notices(plan)),
             tell=lambda plan, notices: _tell(Narrator(plan, sink), notices),
             preview=preview,
             stdin_is_terminal=stdin_is_terminal,
         ).run_here(lambda outcome: _conclude(source, outcome, others))
     return results or {}
-
-
-class Others:
-    """The other nodes of a job, for the agent of this one."""
-
-    def __init__(
-        self,
-        listener: Callable[[NodePlan], Sequence[Listener]],
-        channel: Channel,
-        policy: Policy,
-        judged: Callable[[], Judgement | None] | None = None,
-    ) -> None:
-        """``judged``: see `Narrator`."""
-        self.listeners, self.channel, self.policy, self.judged = listener, channel, policy, judged
-
-
-@contextlib.contextmanager
-def _fixed_nodes(source: _Source, planned: JobPlan, facts: Facts) -> Iterator[Others]:
-    """Join the other nodes of a job with fixed places, while the block runs."""
-    from dsl.agent.first_node import FirstNode
-    from dsl.agent.joining import joining_of
-    from dsl.agent.other_node import OtherNode
-    from dsl.agent.part import Orders, Reporter
-    from dsl.agent.part import decide as as_told
-
-    joining = joining_of(planned, facts, source.local_world_size)
-    node: FirstNode | OtherNode
-    if planned.node_rank:
-        node = OtherNode(planned.job, joining, _log_notice)
-        met = node.join()
-        node.start()
-    else:
-        node = FirstNode(planned.job, joining, facts.ports, _log_notice)
-        node.start()
-    try:
-        met = met if planned.node_rank else node.join()
-        assert isinstance(met, Meeting)  # nothing but a supervisor gives exit codes
-        orders = Orders(node, met)
-        source.meet_by(orders)
-        yield Others(
-            lambda plan: (Reporter(plan, node.send), node), orders, as_told, lambda: orders.judgement
-        )
-    finally:
-        node.leave(1)
-
-
-@contextlib.contextmanager
-def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic]:
-    """The rendezvous of a job whose nodes find each other, while the block runs."""
-    from dsl.rendezvous import dynamic
-
-    delegate = dynamic.Delegate(dynamic.delegate_words())
-    try:
-        yield dynamic.Dynamic(planned.job, facts.names.host, delegate)
-    finally:
-        delegate.reap()
-
-
-def _of_torch(planned: JobPlan, together: Dynamic) -> Others:
-    from dsl.agent.elastic import Elastic
-    from dsl.agent.envoy import Envoy
-
-    job = planned.job
-    policy = Elastic(job.meeting.least_nodes, job.node_count).decide
-    return Others(lambda plan: (Envoy(plan, together),), together, policy)
 
 
 def _log_notice(notice: Notice) -> None:
@@ -306,33 +252,23 @@ class _Source(Planner):
         super().finish(succeeded=succeeded)
 
 
-def _crew(source: _Source, plan: NodePlan, sink: Sink, others: Others | None) -> Crew:
-    timers = timers_of(source)
-    if others is None:
-        return Crew((Narrator(plan, sink), *timers), timers)
-    narrator = Narrator(plan, sink, has_others=others.judged is None, judged=others.judged)
-    listeners: list[Listener] = [narrator, *timers, *others.listeners(plan)]
-    return Crew(listeners, (*timers, others.channel), others.policy)
-
-
 def _tell(narrator: Narrator, notices: Sequence[Notice]) -> None:
     for notice in notices:
         narrator.note(notice)
 
 
-def _conclude(source: _Source, outcome: Outcome, others: Others | None) -> dict[int, Any]:
+def _conclude(source: _Source, outcome: Outcome, others: FixedNodes | TorchNodes | None) -> dict[int, Any]:
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
     if outcome.cause is not None:
         raise failure_of(plan.name, outcome.last) from outcome.error
     if outcome.code and others is not None:
-        raise outcome.error or RendezvousError(_ended_elsewhere(outcome, others.judged))
+        raise outcome.error or RendezvousError(_ended_elsewhere(outcome, others.judged()))
     return source.results(plan)
 
 
-def _ended_elsewhere(outcome: Outcome, judged: Callable[[], Judgement | None] | None) -> str:
+def _ended_elsewhere(outcome: Outcome, judgement: Judgement | None) -> str:
     """Why a job is over although no worker failed on this node."""
-    judgement = None if judged is None else judged()
     lines = [] if judgement is None else verdict(judgement)
     if lines:
         return lines[0]

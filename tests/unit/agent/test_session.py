@@ -13,7 +13,7 @@ from tests.support.events import a_plan
 from dsl import EngineError, SpecError
 from dsl._record import replace
 from dsl.agent import session
-from dsl.agent.session import Crew, Session
+from dsl.agent.session import Crew, Hooks, Session
 from dsl.errors import PortError
 from dsl.model.job import Notice
 from dsl.model.outcome import Membership
@@ -281,7 +281,7 @@ def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_
 
     monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(ProcessEnded) as ended:
-        a_launch(source).run_joined(a_plan(2), Crew([]), join)
+        a_launch(source).run_joined(a_plan(2), Hooks(), join)
     assert ended.value.args == (3,)
     assert steps[:5] == ["fork", "join", "plan", "prepare, signals held", "keep"]
 
@@ -289,6 +289,6 @@ def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_
 def test_a_signal_that_ends_the_meeting_ends_the_job_with_its_code() -> None:
     source = Source()
     with pytest.raises(ProcessEnded) as ended:
-        a_launch(source).run_joined(a_plan(2), Crew([]), lambda _: 143)
+        a_launch(source).run_joined(a_plan(2), Hooks(), lambda _: 143)
     assert ended.value.args == (143,)
     assert set(source.steps) == {"keep"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.cli.fixed_nodes import without_place
+from dsl.agent.joining import without_place
 from dsl.model.request import Program
 
 

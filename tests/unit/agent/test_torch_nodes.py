@@ -10,7 +10,7 @@ from tests.unit.agent.test_agent import Ear, Plans, Polled
 
 from dsl.agent.agent import Agent
 from dsl.agent.elastic import Elastic
-from dsl.agent.envoy import Envoy
+from dsl.agent.torch_nodes import Envoy
 from dsl.model.job import Meeting
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import AttemptEnded, Membership, MembershipChanged, Outcome, RestartFailed

@@ -1,0 +1,125 @@
+"""Jobs whose nodes have fixed places (``--node-rank``), with a command or a program on each of them."""
+
+from __future__ import annotations
+
+from dsl.agent.first_node import FirstNode
+from dsl.agent.joining import joining_of
+from dsl.agent.other_node import OtherNode
+from dsl.agent.part import Orders, Reporter, decide
+from dsl.agent.planner import Planner
+from dsl.agent.session import Crew, Hooks, crew_of, listen, timers_of
+from dsl.control.messages import Refused
+from dsl.machine.check import check_program
+from dsl.report.narrator import CONSOLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsl import Supervisor
+    from dsl.agent.session import Launch
+    from dsl.facts import Facts
+    from dsl.model.job import Notice
+    from dsl.model.judgement import Judgement
+    from dsl.model.node import NodePlan
+    from dsl.plan.job import JobPlan
+    from dsl.report.narrator import Sink
+
+
+class FixedNodes(Hooks):
+    """This node's part of the job, and its way to the conductor."""
+
+    def __init__(
+        self,
+        planned: JobPlan,
+        facts: Facts,
+        planner: Planner,
+        tell: Callable[[Notice], None],
+        again: tuple[tuple[str, ...], int] = ((), 0),
+    ) -> None:
+        """``tell`` shows a notice to the user here. ``again``: see `joining_of`. Raises DslError."""
+        joining = joining_of(planned, facts, planner.local_world_size, again)
+        self._planner = planner
+        self._node: FirstNode | OtherNode
+        if planned.node_rank:
+            self._node = OtherNode(planned.job, joining, tell)
+        else:
+            self._node = FirstNode(planned.job, joining, facts.ports, tell)
+        self._orders: Orders | None = None
+
+    def call(self) -> None:
+        """Find node 0, unless this node is node 0. Signals of this process end the wait. Raises DslError."""
+        self._node.call()
+
+    def enter(self, supervisor: Supervisor | None = None) -> None:  # noqa: ARG002  as of all hooks
+        """Serve the connections. From here on this process must not fork and go on in the child."""
+        self._node.start()
+
+    def join(self, supervisor: Supervisor | None = None) -> int | None:
+        """Wait for the first meeting; an exit code if a signal that ``supervisor`` reports ends the wait.
+
+        Raises:
+            RendezvousError: the nodes have not come in time.
+        """
+        met = self._node.join(supervisor)
+        if isinstance(met, int):
+            return met
+        self._orders = Orders(self._node, met)
+        self._planner.meet_by(self._orders)
+        return None
+
+    def crew(self, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:
+        """The crew of this node, once the nodes have met."""
+        assert self._orders is not None
+        own = listen(self._planner, plan, sink, judged=self.judged)
+        listeners = [*own, Reporter(plan, self._node.send), self._node]
+        return Crew(listeners, (self._orders, *timers_of(self._planner)), decide, hooks=self)
+
+    def judged(self) -> Judgement | None:
+        """How the job has ended on all nodes, see `Orders.judgement`."""
+        return None if self._orders is None else self._orders.judgement
+
+    def stay(self) -> None:
+        """Leave the connections to the agent: when the agent dies, the other nodes see it at once."""
+        self._node.disown()
+
+    def refuse(self, command: str, text: str, code: int) -> None:
+        """Report it, and tell the conductor that this node has no part in the job."""
+        super().refuse(command, text, code)
+        self._node.send(Refused(text, code))
+
+    def leave(self, code: int) -> int:
+        """Say goodbye to the other nodes."""
+        self._node.leave(code)
+        return code
+
+    def close(self) -> None:
+        """Leave the other nodes, in a program that has run its part or failed to."""
+        self.leave(1)
+
+
+def start(
+    planned: JobPlan,
+    facts: Facts,
+    again: tuple[tuple[str, ...], int],
+    tell: Callable[[Sequence[Notice]], None],
+    launch: Launch,
+    *,
+    is_dry: bool,
+) -> int:
+    """Run this node's part of a job with fixed places, or show it if the run ``is_dry``.
+
+    ``again``: see `joining_of`. Returns the command's exit code only if nothing was started.
+
+    Raises:
+        DslError: the job cannot be planned or prepared, or the nodes do not meet.
+    """
+    check_program(planned.job.program, planned.job.flavour, facts.environ)
+    tell(planned.notices)
+    planner = Planner(planned, facts)
+    if is_dry:
+        return launch(planner, lambda plan: crew_of(planner, plan), planner.notices).run_guarded()
+    sketch = planner.sketch()
+    nodes = FixedNodes(planned, facts, planner, lambda notice: tell([notice]), again)
+    nodes.call()
+    return launch(planner, nodes.crew, planner.notices).run_joined(sketch, nodes, nodes.join)
