@@ -13,6 +13,6 @@ if __name__ == "__main__":
 
     _own_process.claim()  # before anything else is imported
 
-    from dsl.cli.node import main
+    from dsl.agent.node import main
 
     sys.exit(main())

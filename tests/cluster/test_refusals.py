@@ -21,7 +21,7 @@ pytestmark = pytest.mark.guarantee("G8")
 # An interpreter whose dsl says that it is another version.
 OTHER = f"""#!/bin/sh
 exec {sys.executable} -c '
-import sys, dsl.cli.node as node
+import sys, dsl.agent.node as node
 node.__version__ = "9.9"
 sys.exit(node.main(sys.argv[3:]))' "$@"
 """

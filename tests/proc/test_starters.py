@@ -6,9 +6,12 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from dsl.agent.keeper import Answer, End, Reach
+from dsl.model.codec import from_line, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,15 +36,15 @@ class Keeper:
                 text=True,
             )
 
-    def order(self, **order: Any) -> None:
+    def order(self, order: Reach | End) -> None:
         """Say what is to be done."""
-        self.orders.send(json.dumps(order).encode())
+        self.orders.send(to_line(order))
 
     def answer(self) -> tuple[int, int, str | int]:
         """What it says next: the place and turn of a program, and its line or its exit status."""
         assert self.process.stdout is not None
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found.pop("place"), found.pop("turn"), *found.values()
+        found = from_line(self.process.stdout.readline().encode(), {"Answer": Answer})
+        return found.place, found.turn, found.line if found.status is None else found.status
 
     def answers(self, count: int) -> set[tuple[int, int, str | int]]:
         """The next answers, in any order."""
@@ -76,10 +79,10 @@ def test_lines_and_ends_come_with_the_place_of_their_host(keep: Callable[..., Ke
 def test_a_program_is_started_again_once_the_last_one_has_ended(keep: Callable[..., Keeper]) -> None:
     keeper = keep(WAITS)
     assert keeper.answer() == (0, 0, "here")
-    keeper.order(reach=0, turn=1)
+    keeper.order(Reach(0, 1))
     said = [keeper.answer() for _ in range(3)]
     assert said == [(0, 0, "told"), (0, 0, 3), (0, 1, "here")]
-    keeper.order(end=[0])
+    keeper.order(End((0,)))
     assert keeper.answer() == (0, 1, "told")
     assert keeper.process.wait(20) == 0
 
@@ -102,7 +105,7 @@ def test_so_many_programs_run_at_once(tmp_path: Path, keep: Callable[..., Keeper
 def test_a_program_that_does_not_want_to_end_is_killed(keep: Callable[..., Keeper]) -> None:
     keeper = keep("trap '' TERM; echo here; exec sleep 60")
     assert keeper.answer() == (0, 0, "here")
-    keeper.order(end=[0])
+    keeper.order(End((0,)))
     assert keeper.answer() == (0, 0, 137)
     assert keeper.process.wait(20) == 0
 

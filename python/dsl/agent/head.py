@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import time
 
-from dsl import Ended, SignalReceived, Stopping
+from dsl import Ended, SignalReceived, Stopping, __version__
 from dsl.agent.policy import GO_ON
-from dsl.agent.starters import KeyTold, Killed, Missing
+from dsl.agent.session import Crew, Hooks, Session
+from dsl.agent.starters import KeyTold, Killed, Missing, Starters
+from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
-from dsl.control.hub import FdStream
-from dsl.control.messages import Hello, Lost
+from dsl.conductor.terms import reached_terms, seats_of
+from dsl.control.hub import KEY_BYTES, FdStream, allow_connections
+from dsl.control.messages import Assignment, Hello, Lost
+from dsl.errors import LauncherError
+from dsl.launchers.table import BY_SSH
+from dsl.lists import with_port
 from dsl.model.job import Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
@@ -28,18 +34,64 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl import Supervisor
-    from dsl.agent.starters import Starters
-    from dsl.conductor.conductor import Conductor
     from dsl.control.hub import Hub, Link
-    from dsl.model.job import Job
+    from dsl.facts import Facts
+    from dsl.launchers.base import Start
+    from dsl.model.job import Job, Pairs
     from dsl.model.node import NodePlan
     from dsl.model.outcome import History
+    from dsl.model.remote import Remote
 
 ENDING_S = 2.0
 """When all agents have ended, ssh and similar programs that still run get this long to obey SIGTERM."""
 
 
-class Head:
+def run_head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts: Facts) -> int:
+    """Start these programs, conduct the job, and end this process with the job's exit code.
+
+    ``hub``: where the agents will connect. Returns the exit code only if nothing was started.
+    """
+    node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
+    allow_connections(len(node_ranks))
+    assignment = Assignment(
+        version=__version__,
+        job=job,
+        node_rank=0,
+        cwd=remote.cwd,
+        pid=facts.names.pid,
+        stamp=facts.names.stamp(),
+        token=facts.names.random(),
+        stdout=facts.console.stdout,
+        stderr=facts.console.stderr,
+        checks=remote.checks,
+    )
+    conductor = Conductor(reached_terms(job, remote, assignment), time.monotonic())
+    head = Head(job, conductor, Starters(job, starts, node_ranks, facts.environ), hub)
+    return Session(head, lambda _: Crew([head], [head], head.decide, hooks=head, routine=True)).run_guarded()
+
+
+def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str], Pairs]:
+    """Let the agents of a job connect: our addresses, and the variables that the agents need.
+
+    Raises:
+        LauncherError: the hosts could not reach us.
+    """
+    port = hub.listen()
+    variables: Pairs = ()
+    if remote.launcher not in BY_SSH:
+        key = os.urandom(KEY_BYTES)
+        variables = (("DSL_CONTROL_KEY", key.hex()),)
+        hub.expect(None, key, count=len(seats_of(job, per_node=remote.per_node)))
+    found = facts.network.addresses_toward([host.name for host in job.hosts], job.meeting.address)
+    if not found:
+        raise LauncherError(
+            "no address of this host is known that the others could reach: give --master_addr, "
+            "or --launcher ssh, which needs none"
+        )
+    return [with_port(one, port) for one in found], variables
+
+
+class Head(Hooks):
     """Source, channel, listener and policy of the agent that runs on the host where a job was launched."""
 
     max_restarts = 0
@@ -123,7 +175,7 @@ class Head:
         place = link.place
         if isinstance(message, Hello):
             if place >= len(self.conductor.places) or not self.conductor.expects(place):
-                self._refuse(link)
+                self._turn_away(link)
                 return
             self._links[place] = link
         if self._links.get(place) is not link:
@@ -135,8 +187,8 @@ class Head:
             self.conductor.clocks[place] = link.clock
         self._obey(self.conductor.hear(place, message, time.monotonic()))
 
-    def _refuse(self, link: Link) -> None:
-        """Refuse an agent whose place does not exist, or was taken. The user is told of the first one."""
+    def _turn_away(self, link: Link) -> None:
+        """Refuse an agent whose place does not exist or is taken. The user hears of the first such agent."""
         if not self._has_warned:
             self._has_warned = True
             text = f"an agent for place {link.place} has connected from {link.name}, where none is expected"
@@ -221,7 +273,7 @@ class Head:
         self._guard = os.getppid()
         self._hub.start()
 
-    def disown(self) -> None:
+    def stay(self) -> None:
         """Close the connections in the guard: they belong to the agent."""
         self._hub.disown()
         self._starters.disown()

@@ -5,13 +5,9 @@ reaches at once, these programs come and go. So the group has one program, the k
 its children.
 
 The file is a JSON object: ``commands`` has the words of each program, in the order of the hosts' places, and
-``at_once`` is the number of programs that may run at a time (0: all). The keeper answers on stdout, with one
-JSON object a line (`Answer`). It reads the head's orders from stdin, a socket with one JSON object a message:
-
-| order | |
-| --- | --- |
-| ``{"reach": PLACE, "turn": NUMBER}`` | end the host's program if it still runs, then start it again |
-| ``{"end": [PLACE, ...]}`` | end the programs of these hosts, wait a moment for the others, and end |
+``at_once`` is the number of programs that may run at a time (0: all). Orders and answers are records
+(`dsl.model.codec`): the keeper answers on stdout, with an `Answer` a line, and reads the head's orders
+(`Reach`, `End`) from stdin, a socket with an order a message.
 """
 
 from __future__ import annotations
@@ -22,15 +18,15 @@ import signal
 import subprocess
 import sys
 import time
-from json import dumps, load, loads
+from json import load
 
 from dsl._record import record
+from dsl.model.codec import from_line, to_line
 from dsl.model.request import Count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 KILL_S = 3.0
 """A program gets this long to end before it is killed."""
@@ -56,6 +52,27 @@ class Answer:
     """A line of the program's output, if it has not ended."""
     status: Count | None = None
     """The program's exit code, or 128 + the signal, once the program has ended."""
+
+
+@record
+class Reach:
+    """End the program of a host if it still runs, then start it again."""
+
+    place: Count
+    """The host's place."""
+    turn: Count
+    """The number of this order for the host."""
+
+
+@record
+class End:
+    """End the programs of these hosts, wait a moment for the others, and end."""
+
+    places: tuple[Count, ...]
+    """The hosts' places."""
+
+
+ORDERS: dict[str, type] = {"Reach": Reach, "End": End}
 
 
 class Lines:
@@ -155,8 +172,8 @@ class Keeper:
         try:
             program = _Program(self._commands[place], place, turn)
         except OSError as error:
-            _tell(place, turn, line=error.strerror)
-            _tell(place, turn, status=127)
+            _tell(Answer(place, turn, line=error.strerror or ""))
+            _tell(Answer(place, turn, status=127))
             return
         self._programs[place] = self._of_fd[program.fd] = program
         self._poller.register(program.fd, select.POLLIN)
@@ -165,14 +182,16 @@ class Keeper:
         data = os.read(ORDERS_FD, LONGEST_ORDER)
         if not data:  # the head is gone
             self._poller.unregister(ORDERS_FD)
-        order: dict[str, Any] = loads(data) if data else {"end": list(self._programs)}
-        if "reach" in order:
-            self._due[order["reach"]] = order["turn"]
+        order = from_line(data, ORDERS) if data else End(tuple(self._programs))
+        if isinstance(order, Reach):
+            places: tuple[int, ...] = (order.place,)
+            self._due[order.place] = order.turn
         else:
+            places = order.places
             self._due.clear()
             self._is_ending = True
         for place, program in self._programs.items():
-            if place == order.get("reach") or place in order.get("end", ()):
+            if place in places:
                 program.stop()
             elif self._is_ending and program.kill_s is None:
                 program.kill_s = time.monotonic() + END_S
@@ -184,7 +203,7 @@ class Keeper:
         except BlockingIOError:
             return False
         for line in program.lines.feed(data):
-            _tell(program.place, program.turn, line=line)
+            _tell(Answer(program.place, program.turn, line))
         if not data:
             self._close(program)
         return bool(data)
@@ -202,9 +221,9 @@ class Keeper:
         program.process.stdout.close()
         del self._programs[program.place]
         code = program.process.returncode
-        _tell(program.place, program.turn, status=code if code >= 0 else 128 - code)
+        _tell(Answer(program.place, program.turn, status=code if code >= 0 else 128 - code))
 
 
-def _tell(place: int, turn: int, **what: object) -> None:
-    sys.stdout.write(dumps({"place": place, "turn": turn, **what}) + "\n")
+def _tell(answer: Answer) -> None:
+    sys.stdout.buffer.write(to_line(answer))
     sys.stdout.flush()

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from json import dumps
 
 from dsl import Exited, Output, Started
 from dsl._record import record, replace
-from dsl.agent.keeper import LONGEST_LINE, Answer, Lines
+from dsl.agent.keeper import LONGEST_LINE, Answer, End, Lines, Reach
 from dsl.control.hub import KEY_BYTES
 from dsl.errors import JobFormatError, LauncherError
 from dsl.launchers.base import ENDED, plan_starts
 from dsl.launchers.ssh import SSH_FAILED
+from dsl.launchers.table import BY_SSH
 from dsl.lists import parse_number
-from dsl.model.codec import fields_from_plain, from_json
+from dsl.model.codec import from_line, to_line
 from dsl.model.job import Notice
 from dsl.plan.node import signal_meanings
 from dsl.printable import printable
@@ -51,9 +51,6 @@ LAST_WORDS_S = 0.5
 
 RETRY_S = 0.05
 """Time until an order is sent again to a keeper that took none."""
-
-BY_SSH = ("ssh", "pdsh")
-"""Programs whose exit code and last words are those of an ssh, if they reach one host."""
 
 STDERR = 2
 
@@ -171,7 +168,7 @@ class Starters:
         """Our descriptor of the connection to each agent that talks over its program's streams, by place."""
         self._orders: socket.socket | None = None
         """Our end of the connection to the keeper, if there is one."""
-        self._waiting: dict[int | None, bytes] = {}
+        self._waiting: dict[int | None, Reach | End] = {}
         """Orders that the keeper has not taken, one for each place, and one about the end."""
         self._retry_s: float | None = None
         self._keyed: set[int] = set()
@@ -248,14 +245,14 @@ class Starters:
         starter.turn += 1
         starter.lines.clear()
         self._keyed.discard(place)
-        self._waiting[place] = dumps({"reach": place, "turn": starter.turn}).encode()
+        self._waiting[place] = Reach(place, starter.turn)
         self._send_orders()
 
     def end(self, places: Sequence[int]) -> bool:
         """Let the keeper end the programs of these places now, and itself soon. False: there is no keeper."""
         if self._orders is None:
             return False
-        self._waiting[None] = dumps({"end": places}).encode()
+        self._waiting[None] = End(tuple(places))
         self._send_orders()
         return True
 
@@ -264,7 +261,7 @@ class Starters:
         assert self._orders is not None
         try:
             for about, order in list(self._waiting.items()):
-                self._orders.send(order)
+                self._orders.send(to_line(order))
                 del self._waiting[about]
         except BlockingIOError:
             self._retry_s = time.monotonic() + RETRY_S
@@ -340,7 +337,7 @@ class Starters:
 
     def _hear_answer(self, keeper: Starter, text: str) -> list[object]:
         try:
-            answer = fields_from_plain(from_json(text.encode("ascii")), Answer)
+            answer = from_line(text.encode("ascii"), {"Answer": Answer})
         except (JobFormatError, UnicodeEncodeError):
             return self._hear_line(keeper, text)
         if answer.place >= len(self._kept) or answer.turn != self._kept[answer.place].turn:

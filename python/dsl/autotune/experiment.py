@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.codec import from_json, from_plain, to_json, to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Literal
+    from typing import Literal
 
     Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
 
@@ -181,13 +180,3 @@ class Over:
 
 ORDERS: dict[str, type] = {"Order": Order, "StopExperiment": StopExperiment}
 ANSWERS: dict[str, type] = {"Begun": Begun, "Over": Over}
-
-
-def to_line(message: object) -> bytes:
-    """A message between a tuner and a lane, as one line."""
-    return to_json(to_plain(message)) + b"\n"
-
-
-def from_line(line: bytes, kinds: Mapping[str, type]) -> Any:
-    """The reverse of `to_line`. Raises JobFormatError if the line is no message of these kinds."""
-    return from_plain(from_json(line), kinds)

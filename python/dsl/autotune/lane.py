@@ -14,9 +14,10 @@ from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
 from dsl.agent.session import Crew, Hooks, Session
-from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment, from_line, to_line
+from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment
 from dsl.errors import DslError
 from dsl.facts import this_machine
+from dsl.model.codec import from_line, to_line
 from dsl.model.node import Route
 from dsl.model.outcome import AttemptEnded, AttemptOutcome, AttemptStarted, Decision, Membership, Outcome
 from dsl.plan.job import plan_job

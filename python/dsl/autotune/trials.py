@@ -19,7 +19,8 @@ import time
 
 from dsl import Ended, EngineError, Exited, LaunchSpec, Output, Started, Stdio, Supervisor, WorkerSpec
 from dsl._record import record
-from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, StopExperiment, from_line, to_line
+from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, StopExperiment
+from dsl.model.codec import from_line, to_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

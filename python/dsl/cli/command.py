@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from dsl.agent.session import CrewMaker, Notices, Plans
     from dsl.cli.reader import Options
     from dsl.facts import Facts
+    from dsl.model.job import Job
     from dsl.model.node import NodePlan
+    from dsl.model.remote import Remote
     from dsl.model.request import Level, ProgramKind, Request
 
 STRICT_VARIABLE = "DSL_STRICT"
@@ -111,22 +115,19 @@ class Command:
             )
 
         if planned.remote is not None:
-            from dsl.cli.head import run_head
-
             tell(planned.notices)
-            return run_head(planned, show, facts)
-        is_dry = show.dry_run or show.dry_run_json
+            return _start_on_hosts(planned.job, planned.remote, show, facts)
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
             from dsl.agent import fixed_nodes
             from dsl.agent.joining import without_place
 
             again = without_place(argv, request.program, facts.environ)
-            return fixed_nodes.start(planned, facts, again, tell, launch, is_dry=is_dry)
+            return fixed_nodes.start(planned, facts, again, tell, launch, is_dry=show.is_dry)
         if planned.job.meeting.backend:
             from dsl.agent import torch_nodes
 
             gives_up = request.max_restarts is None
-            return torch_nodes.start(planned, facts, tell, launch, is_dry=is_dry, gives_up=gives_up)
+            return torch_nodes.start(planned, facts, tell, launch, is_dry=show.is_dry, gives_up=gives_up)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         return launch(
@@ -153,6 +154,29 @@ class Command:
                 mend = f"put it before the script if it was meant for {self.name}"
                 return [Notice("warning", f"{written} comes after the script and goes to {script}, {mend}")]
         return []
+
+
+def _start_on_hosts(job: Job, remote: Remote, show: ShowRequest, facts: Facts) -> int:
+    """Run a job on other hosts, or show how they would be reached. Raises LauncherError: they cannot be."""
+    from dsl.launchers.table import starts_of, uses_streams
+
+    is_root = os.geteuid() == 0
+    if show.is_dry:
+        from dsl.cli.show import show_hosts
+
+        starts = starts_of(job, remote, facts, is_root=is_root, is_dry=True)
+        show_hosts(job, remote, starts, as_json=show.dry_run_json)
+        return 0
+    from dsl.agent.head import listen, run_head
+    from dsl.control.hub import Hub
+
+    hub = Hub(remote.heartbeat_s, show=True)
+    addresses, variables = ((), ()) if uses_streams(job, remote) else listen(hub, job, remote, facts)
+    folder = f"{facts.names.temp_dir}/dsl_hosts_{os.urandom(8).hex()}"
+    starts = starts_of(
+        job, remote, facts, is_root=is_root, addresses=addresses, variables=variables, folder=folder
+    )
+    return run_head(job, remote, starts, hub, facts)
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:

@@ -79,11 +79,7 @@ def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> No
     facts = this_machine()
     least, most = request.resources.min_nodes or 1, request.resources.max_nodes
     nodes = (least, least if most is None else most)
-    if (
-        request.flavour == "torch"
-        and (shown.dry_run or shown.dry_run_json)
-        and meeting_kind(request.meeting, nodes) == "dynamic"
-    ):
+    if request.flavour == "torch" and shown.is_dry and meeting_kind(request.meeting, nodes) == "dynamic":
         raise UnsupportedError("dry_run of nodes that find each other: use the command dslrun")
     if facts.console.stdin_is_terminal and not request.output.stdin:
         # A worker that reads a terminal is in our process group, and would get Ctrl-C from there and from us.

@@ -32,7 +32,7 @@ def show_plan(
         show_text(plan_json(plan, environ))
     elif asked.dry_run:
         show_text("\n".join(plan_text(plan, environ)))
-    return asked.dry_run or asked.dry_run_json
+    return asked.is_dry
 
 
 def show_hosts(job: Job, remote: Remote, starts: Sequence[Start], *, as_json: bool) -> None:

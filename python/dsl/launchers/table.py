@@ -1,7 +1,11 @@
-"""The launchers by their names for ``--launcher``."""
+"""The launchers by their names for ``--launcher``, and what each has to start for a job."""
 
 from __future__ import annotations
 
+from json import dumps
+
+from dsl._record import replace
+from dsl.launchers.base import FIRST_PLACE, Agents, Start
 from dsl.launchers.hydra import impi, mpich, mvapich
 from dsl.launchers.openmpi import openmpi
 from dsl.launchers.pdsh import pdsh
@@ -10,8 +14,12 @@ from dsl.launchers.ssh import ssh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.facts import Facts
     from dsl.launchers.base import Launcher
-    from dsl.model.remote import LauncherName
+    from dsl.model.job import Job, Pairs
+    from dsl.model.remote import LauncherName, Remote
 
 TABLE: dict[LauncherName, Launcher] = {
     "ssh": ssh,
@@ -23,3 +31,104 @@ TABLE: dict[LauncherName, Launcher] = {
     "slurm": slurm,
 }
 """Name -> launcher. The first word of a launcher's command is the program that it needs."""
+
+BY_SSH = ("ssh", "pdsh")
+"""Programs whose exit code and last words are those of an ssh, if they reach one host."""
+
+
+def starts_of(
+    job: Job,
+    remote: Remote,
+    facts: Facts,
+    *,
+    is_root: bool,
+    is_dry: bool = False,
+    addresses: Sequence[str] = ("ADDRESS:PORT",),
+    variables: Pairs = (),
+    folder: str = "FOLDER",
+) -> tuple[Start, ...]:
+    """The programs that reach the hosts of a job, and start an agent on each.
+
+    ``is_dry``: the user wants to see them, each program for itself and with these default values.
+    ``addresses``: where agents connect to the head, unless they talk over the streams of their ssh. The
+    other arguments are fields of `Agents`.
+
+    Raises:
+        HostNameError: the launcher cannot be given the name of a host.
+        LauncherError: the user's words for the launcher do not fit.
+    """
+    words: tuple[str, ...] = ("-m", "dsl.node", "--heartbeat", f"{remote.heartbeat_s:g}")
+    if uses_streams(job, remote):
+        words += ("--stdio",)
+    else:
+        words += ("--connect", ",".join(addresses))
+        words += ("--detach",) if _detaches(job, remote) else ()
+        if remote.launcher not in BY_SSH:
+            words += ("--per-node" if remote.per_node else "--per-rank",)
+        if remote.launcher == "slurm" and not facts.environ.get("SLURM_JOB_ID"):
+            words += ("--own-allocation",)
+    agents = Agents(
+        words=words,
+        python=facts.names.executable,
+        hosts=job.hosts,
+        variables=variables,
+        folder=folder,
+        environ=tuple(facts.environ.items()),
+        is_root=is_root,
+        is_cuda=job.accelerator == "cuda",
+    )
+    starts = each_host(remote, agents) if remote.is_elastic else TABLE[remote.launcher](remote, agents)
+    if is_dry or not (remote.is_elastic or _detaches(job, remote)):
+        return starts
+    return (kept(starts, agents, 0 if remote.is_elastic else remote.fanout),)
+
+
+def _detaches(job: Job, remote: Remote) -> bool:
+    """Whether an agent runs on when its ssh has ended: there are more hosts than ssh reaches at once."""
+    return remote.launcher == "ssh" and not remote.is_elastic and len(job.hosts) > remote.fanout
+
+
+def uses_streams(job: Job, remote: Remote) -> bool:
+    """Whether the agents talk to the head over the streams of their ssh; else they connect by themselves."""
+    return remote.launcher == "ssh" and not remote.is_elastic and not _detaches(job, remote)
+
+
+def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """One command for each host, in the order of the hosts, so that one host can be reached alone.
+
+    A program that reaches all hosts at once may end when it loses the first host, as mpirun does. And no such
+    program starts an agent again on a lost host.
+
+    Raises:
+        HostNameError: the launcher cannot be given the name of a host.
+    """
+    starts = []
+    for place, host in enumerate(agents.hosts):
+        mine = replace(
+            agents,
+            hosts=(host,),
+            words=(*agents.words, FIRST_PLACE, str(place)),
+            folder=f"{agents.folder}/{place}",
+        )
+        pythons = remote.pythons[place : place + 1]
+        (start,) = TABLE[remote.launcher](replace(remote, pythons=pythons, hostfile=""), mine)
+        labels = tuple([(label, place) for label, _ in start.labels])
+        starts.append(replace(start, node_rank=place, labels=labels))
+    return tuple(starts)
+
+
+def kept(starts: Sequence[Start], agents: Agents, at_once: int = 0) -> Start:
+    """One command that runs these commands, one for each host: see `dsl.agent.keeper`.
+
+    They inherit its environment. ``at_once``: so many run at a time, and end as soon as their agents run on
+    by themselves; 0: all run at the same time, as long as their agents.
+    """
+    path = f"{agents.folder}/commands.json"
+    text = dumps({"at_once": at_once, "commands": [list(start.argv) for start in starts]})
+    return Start(
+        argv=(agents.python, "-m", "dsl.fanout", path),
+        env=starts[0].env,
+        unset=starts[0].unset,
+        files=((path, text), *[file for start in starts for file in start.files]),
+        kept=tuple([replace(start, speaks=False, detaches=at_once > 0) for start in starts]),
+    )

@@ -275,4 +275,9 @@ class ShowRequest:
     @property
     def is_asked(self) -> bool:
         """Whether anything is to be shown."""
-        return self.bindings or self.dry_run or self.dry_run_json
+        return self.bindings or self.is_dry
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing is to be started."""
+        return self.dry_run or self.dry_run_json

@@ -43,7 +43,7 @@ from dsl.control.messages import (
     message_to_bytes,
 )
 from dsl.launchers.base import Start
-from dsl.launchers.each import kept
+from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Membership
 from dsl.model.remote import Remote

@@ -19,7 +19,7 @@ from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Said, Stop
 from dsl.launchers.base import Start
-from dsl.launchers.each import kept
+from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Outcome
 from dsl.model.remote import Remote
@@ -65,7 +65,7 @@ class Stage:
 
     def answers(self, **answer: Any) -> None:
         """The keeper answers."""
-        self.says(json.dumps(answer).encode() + b"\n", STDOUT)
+        self.says(json.dumps({"Answer": answer}).encode() + b"\n", STDOUT)
 
     def order(self) -> dict[str, Any]:
         """What the keeper is told next."""
@@ -101,7 +101,7 @@ def closing() -> Iterator[None]:
     """Close what a test has opened."""
     yield
     while MADE:
-        MADE.pop().head.disown()
+        MADE.pop().head.stay()
 
 
 def sent(link: Mock) -> list[type]:
@@ -217,7 +217,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_reached_again(
     later_s = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     elastic.head.read()
-    assert elastic.order() == {"reach": 1, "turn": 1}
+    assert elastic.order() == {"Reach": {"place": 1, "turn": 1}}
 
 
 def test_an_agent_of_an_elastic_job_is_replaced_by_none_while_it_is_there() -> None:
@@ -240,4 +240,4 @@ def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end() ->
     assert sent(link)[-1] is Meeting
     elastic.hears((link, a_report(0, 0)), (link, Bye(0)))
     assert elastic.conductor.is_done
-    assert elastic.order() == {"end": [1]}
+    assert elastic.order() == {"End": {"places": [1]}}

@@ -17,7 +17,7 @@ from dsl.agent.keeper import LONGEST_LINE
 from dsl.agent.starters import KeyTold, Killed, Missing, Starters
 from dsl.errors import LauncherError
 from dsl.launchers.base import Start
-from dsl.launchers.each import kept
+from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, MeetingPoint, Notice
 from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED
@@ -69,7 +69,7 @@ class Stage:
 
     def answers(self, **answer: Any) -> list[object]:
         """The keeper answers."""
-        return self.says(0, json.dumps(answer).encode() + b"\n", STDOUT)
+        return self.says(0, json.dumps({"Answer": answer}).encode() + b"\n", STDOUT)
 
     def orders(self) -> list[dict[str, Any]]:
         """What the keeper has been told since the last call."""
@@ -239,7 +239,7 @@ def test_a_host_that_is_reached_again_tells_another_key_and_its_last_program_doe
     assert elastic.answers(place=1, line=line) == [KeyTold(1, b"\xab" * 32)]
     assert elastic.answers(place=1, line=line) == [warning("host n1 has told a second key")]
     elastic.starters.reach(1)
-    assert elastic.orders() == [{"reach": 1, "turn": 1}]
+    assert elastic.orders() == [{"Reach": {"place": 1, "turn": 1}}]
     assert elastic.answers(place=1, line=line) == elastic.answers(place=1, status=143) == []
     assert elastic.answers(place=1, turn=1, line=line) == [KeyTold(1, b"\xab" * 32)]
     assert missing(elastic.answers(place=1, turn=1, status=143))[0][0] == (1,)
@@ -287,10 +287,14 @@ def test_orders_that_a_keeper_does_not_take_wait_and_are_few() -> None:
     assert due_s <= time.monotonic() + 1
     taken = elastic.orders()
     assert len(taken) < count
-    assert taken == [{"reach": n % 2, "turn": n // 2 + 1} for n in range(len(taken))]
+    assert taken == [{"Reach": {"place": n % 2, "turn": n // 2 + 1}} for n in range(len(taken))]
     elastic.starters.go_on(due_s)
     late = sorted(elastic.orders(), key=str)
-    assert late == [{"end": [1]}, {"reach": 0, "turn": count}, {"reach": 1, "turn": count}]
+    assert late == [
+        {"End": {"places": [1]}},
+        {"Reach": {"place": 0, "turn": count}},
+        {"Reach": {"place": 1, "turn": count}},
+    ]
     assert elastic.starters.deadline_s is None
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl._record import replace
-from dsl.autotune.experiment import ANSWERS, Begun, Order, Over, StopExperiment, from_line, to_line
+from dsl.autotune.experiment import ANSWERS, Begun, Order, Over, StopExperiment
 from dsl.autotune.lane import NoMoreOrders, OrderChannel
+from dsl.model.codec import from_line, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,9 @@ import pytest
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment, from_line, to_line
+from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment
 from dsl.autotune.trials import Runners
+from dsl.model.codec import from_line, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,7 @@ from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.control.messages import TO_AGENT, Assignment, message_from_bytes, message_to_bytes
 from dsl.errors import UnsupportedError
 from dsl.launchers.base import Agents
-from dsl.launchers.each import each_host
-from dsl.launchers.table import TABLE
+from dsl.launchers.table import TABLE, each_host
 from dsl.model.job import Meeting
 from dsl.model.outcome import Membership
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS

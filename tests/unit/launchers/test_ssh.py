@@ -8,7 +8,7 @@ import shlex
 import pytest
 from tests.support.launchers import make_agents, starts
 
-from dsl.launchers.each import kept
+from dsl.launchers.table import kept
 
 HOSTS = {"a": 2, "b": 1}
 OPTIONS = [

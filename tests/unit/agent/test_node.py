@@ -8,8 +8,8 @@ import pytest
 from tests.support.events import a_plan
 
 from dsl._record import replace
-from dsl.cli import node
-from dsl.cli.node import Options, _place, announcements
+from dsl.agent import node
+from dsl.agent.node import HeadLink, Options, announcements, place_of
 from dsl.control.messages import Assignment
 from dsl.errors import DslError
 from dsl.machine.this_process import Console
@@ -59,12 +59,12 @@ def test_only_the_words_of_a_head_are_understood() -> None:
 def test_a_task_finds_its_place_in_what_its_launcher_says(
     environ: dict[str, str], place: tuple[int, int]
 ) -> None:
-    assert _place(Options(["--connect", "a:1", "--per-rank"]), environ) == place
+    assert place_of(Options(["--connect", "a:1", "--per-rank"]), environ) == place
 
 
 def test_a_task_without_a_place_says_which_variables_it_lacks() -> None:
     with pytest.raises(DslError, match="OMPI_COMM_WORLD_RANK"):
-        _place(Options(["--connect", "a:1", "--per-rank"]), {})
+        place_of(Options(["--connect", "a:1", "--per-rank"]), {})
 
 
 @pytest.mark.parametrize("is_lost, ended", [(True, ["77"]), (False, [])])
@@ -75,8 +75,8 @@ def test_the_allocation_of_a_job_ends_with_a_lost_head_alone(
 ) -> None:
     found: list[str] = []
     monkeypatch.setattr(node, "end_allocation", found.append)
-    crew = node._PartCrew(Mock(), Mock(is_lost=is_lost), a_plan(1), Mock(), Console(), "77")
-    assert crew.leave(7) == 0
+    head = HeadLink(Mock(), Mock(is_lost=is_lost), Console(), "77")
+    assert head.leave(7) == 0
     assert found == ended
 
 

@@ -12,7 +12,8 @@ import sys
 from dsl import Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
-from dsl.agent.session import Crew, Session, stay_behind
+from dsl.agent.preflight import look
+from dsl.agent.session import Crew, Hooks, Session, stay_behind
 from dsl.control.checks import assignment_problem
 from dsl.control.hub import FdStream, Hub, connect
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
@@ -30,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dsl.agent.agent import Listener
     from dsl.control.hub import Link
     from dsl.model.node import NodePlan
 
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Options) -> int:
     environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
-    place, local_rank = _place(options, environ)
+    place, local_rank = place_of(options, environ)
     hub = Hub(options.heartbeat_s)
     link = _link(hub, options, place)
     os.environ.pop(KEY_VARIABLE, None)
@@ -130,8 +132,6 @@ def _run(options: Options) -> int:
 
 
 def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, str], allocation: str) -> int:
-    from dsl.agent.preflight import look
-
     problem = assignment_problem(assignment)
     if problem:
         raise DslError(f"the head of the job has said what cannot be: {problem}")
@@ -151,13 +151,14 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     if not isinstance(first, Meeting):
         return _end_early(link, first)
     _enter(assignment.cwd, environ)
-    orders = Orders(_Hubbub(hub, link), first)
+    head = HeadLink(hub, link, facts.console, allocation)
+    orders = Orders(head, first)
     part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
 
     def crew(plan: NodePlan) -> Crew:
-        made = _PartCrew(hub, link, plan, orders, facts.console, allocation)
-        made.announced = announcements(plan, assignment)
-        return made
+        head.announced = announcements(plan, assignment)
+        listeners: list[Listener] = [Reporter(plan, head.send), Narrator(plan, HeadSink(head.send))]
+        return Crew(listeners, [orders], decide, hooks=head)
 
     return Session(part, crew).run_guarded()
 
@@ -204,7 +205,7 @@ def _end_early(link: Link, message: object) -> int:
     return LOST
 
 
-def _place(options: Options, environ: Mapping[str, str]) -> tuple[int, int]:
+def place_of(options: Options, environ: Mapping[str, str]) -> tuple[int, int]:
     """Our node rank, or our rank and local rank if we are a task of one rank."""
     if options.place is not None:
         return options.first_place + options.place, 0
@@ -274,14 +275,21 @@ class _PartNames(Names):
         return self._assignment.token
 
 
-class _Hubbub:
-    """The conversation with the head, once a thread serves it."""
+class HeadLink(Hooks):
+    """The conversation with the head: it gets all messages, and has the user's console.
 
-    def __init__(self, hub: Hub, link: Link) -> None:
-        self._hub = hub
-        self._link = link
+    ``allocation``: the Slurm job that was made for this job alone; this agent ends it if the head is lost.
+    """
 
     deadline_s = None
+
+    def __init__(self, hub: Hub, link: Link, console: Console, allocation: str = "") -> None:
+        self.announced: list[Notice] = []
+        """Notices that the head shows before the first attempt."""
+        self._hub = hub
+        self._link = link
+        self._console = console
+        self._allocation = allocation
 
     def fileno(self) -> int:
         """The descriptor of the hub."""
@@ -295,29 +303,11 @@ class _Hubbub:
         """Send a message."""
         self._link.send(message)
 
-
-class _PartCrew(Crew):
-    """The crew of an agent: all messages go to the head, which has the user's console.
-
-    ``allocation``: the Slurm job that was made for this job alone; this agent ends it if the head is lost.
-    """
-
-    def __init__(
-        self, hub: Hub, link: Link, plan: NodePlan, orders: Orders, console: Console, allocation: str = ""
-    ) -> None:
-        super().__init__([Reporter(plan, link.send), Narrator(plan, HeadSink(link.send))], [orders], decide)
-        self.announced: list[Notice] = []
-        """Notices that the head shows before the first attempt."""
-        self._console = console
-        self._allocation = allocation
-        self._hub = hub
-        self._link = link
-
     def stay(self) -> None:
         """Leave the connection to the agent: when the agent dies, the head sees it at once."""
         self._hub.disown()
 
-    def enter(self, supervisor: Supervisor) -> None:  # noqa: ARG002  as every crew
+    def enter(self, supervisor: Supervisor) -> None:  # noqa: ARG002  as of all hooks
         """Send the output of this process and its workers to the head, unless the head discards it."""
         ends = []
         for fd, kind in ((1, self._console.stdout), (2, self._console.stderr)):
@@ -331,11 +321,11 @@ class _PartCrew(Crew):
         self._hub.relay(self._link, *ends)
         self._hub.start()
         for notice in self.announced:
-            self._link.send(Said(notice))
+            self.send(Said(notice))
 
     def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  the head has a name of its own
         """Let the head report it."""
-        self._link.send(Refused(text, code))
+        self.send(Refused(text, code))
 
     def leave(self, code: int) -> int:
         """Send the rest of the output, then the last message.
@@ -344,7 +334,7 @@ class _PartCrew(Crew):
         three seconds to end, and Slurm ends agents that still send output.
         """
         self._hub.drain()
-        self._link.send(Bye(code))
+        self.send(Bye(code))
         is_alone = self._link.is_lost
         self._hub.close(FAREWELL_S)
         if is_alone and self._allocation:
