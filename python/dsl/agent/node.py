@@ -19,7 +19,8 @@ from dsl.control.hub import FdStream, Hub, connect
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
 from dsl.errors import DslError
 from dsl.facts import Facts
-from dsl.lists import parse_seconds
+from dsl.launchers.base import FIRST_PLACE, PLACE
+from dsl.lists import parse_number, parse_seconds
 from dsl.machine.this_process import Console, Names
 from dsl.model.job import Meeting, Notice
 from dsl.model.request import DEFAULT_HEARTBEAT_S
@@ -59,36 +60,32 @@ SCANCEL_S = 3.0
 LOST = 1
 
 
+VALUED = ("--connect", PLACE, FIRST_PLACE, "--heartbeat")
+FLAGS = ("--stdio", "--detach", "--per-node", "--per-rank", "--own-allocation")
+
+
 class Options:
     """The values of the command line."""
 
     def __init__(self, words: Sequence[str]) -> None:
         """Read the words. Raises DslError for a word that the head never writes."""
-        self.addresses: tuple[str, ...] = ()
-        self.place: int | None = None
-        self.first_place = 0
-        self.per_rank = False
-        self.detaches = self.owns_allocation = False
-        self.heartbeat_s = DEFAULT_HEARTBEAT_S
+        given = dict.fromkeys(FLAGS, False)
+        values = dict.fromkeys(VALUED, "")
         rest = list(words)
         while rest:
             word = rest.pop(0)
-            if word == "--connect" and rest:
-                self.addresses = tuple(rest.pop(0).split(","))
-            elif word == "--place" and rest and rest[0].isdecimal():
-                self.place = int(rest.pop(0))
-            elif word == "--first-place" and rest and rest[0].isdecimal():
-                self.first_place = int(rest.pop(0))
-            elif word == "--heartbeat" and rest:
-                self.heartbeat_s = parse_seconds(rest.pop(0)) or DEFAULT_HEARTBEAT_S
-            elif word == "--detach":
-                self.detaches = True
-            elif word == "--own-allocation":
-                self.owns_allocation = True
-            elif word == "--per-rank":
-                self.per_rank = True
-            elif word not in ("--stdio", "--per-node"):
+            if word in values and rest:
+                values[word] = rest.pop(0)
+            elif word in given:
+                given[word] = True
+            else:
                 raise DslError(f"dsl.node is started by dsl on another host, it does not know {word!r}")
+        self.addresses = tuple(values["--connect"].split(",")) if values["--connect"] else ()
+        self.place = parse_number(values[PLACE])
+        self.first_place = parse_number(values[FIRST_PLACE]) or 0
+        self.heartbeat_s = parse_seconds(values["--heartbeat"]) or DEFAULT_HEARTBEAT_S
+        self.detaches, self.owns_allocation = given["--detach"], given["--own-allocation"]
+        self.per_rank = given["--per-rank"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

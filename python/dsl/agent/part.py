@@ -128,42 +128,28 @@ def _code(last: AttemptOutcome, ending: Sequence[object]) -> int:
     return judged[0].code or FAILURE if judged else last.code
 
 
-class Part:
+class Part(Planner):
     """A source of plans for the host, or the one rank of it, that the head has assigned."""
-
-    max_restarts = 0
-    """The head counts restarts."""
 
     def __init__(self, planned: JobPlan, facts: Facts, assignment: Assignment, orders: Orders) -> None:
         """Raises UsageError: the logs plug-in cannot be used."""
+        super().__init__(planned, facts, orders, shares_dirs=assignment.task is not None)
+        self.max_restarts = 0  # the head counts restarts
         self._task = assignment.task
-        self._planner = Planner(planned, facts, orders, shares_dirs=self._task is not None)
         self._orders = orders
-        self._environ = facts.environ
+        self._pmi_fd = facts.environ.get("PMI_FD", "")
 
-    def plan(self, _attempt: int) -> NodePlan:
+    def plan(self, attempt: int) -> NodePlan:  # noqa: ARG002  the head counts attempts over all hosts
         """Decide what this host starts in the attempt that the head has made the last meeting for.
 
         Raises:
             DslError: a wish cannot be fulfilled here.
         """
         meeting = self._orders.meeting
-        problem = meeting_problem(meeting, self._planner.job)
+        problem = meeting_problem(meeting, self.job)
         if problem:
             raise ControlError(f"the head of the job has said what cannot be: {problem}")
-        return conducted(self._planner.plan(meeting.attempt), self._task, self._environ.get("PMI_FD", ""))
-
-    def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make what the plan needs, see `Planner.prepare`."""
-        return self._planner.prepare(plan)
-
-    def membership(self) -> Membership:
-        """Say which nodes take part."""
-        return self._orders.membership()
-
-    def finish(self, *, succeeded: bool) -> None:
-        """Remove empty directories, see `Planner.finish`."""
-        self._planner.finish(succeeded=succeeded)
+        return conducted(super().plan(meeting.attempt), self._task, self._pmi_fd)
 
 
 def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
