@@ -15,7 +15,6 @@ from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.agent.agent import Agent, stop_group
 from dsl.agent.policy import decide
 from dsl.errors import DslError
-from dsl.model.outcome import Membership
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.report.verdict import survivor
@@ -282,34 +281,6 @@ def _run_here(agent: Agent, plan: NodePlan) -> Outcome:
         raise
     finally:
         supervisor.close()
-
-
-class _Once:
-    """A source of one plan, which exists already."""
-
-    max_restarts = 0
-
-    def __init__(self, plan: NodePlan) -> None:
-        self._plan = plan
-
-    def plan(self, _attempt: int) -> NodePlan:
-        return self._plan
-
-    def prepare(self, plan: NodePlan) -> NodePlan:
-        return plan
-
-    def membership(self) -> Membership:
-        return Membership(1)
-
-    def finish(self, *, succeeded: bool) -> None:
-        pass
-
-
-def run_once(plan: NodePlan, crew: Crew) -> Outcome:
-    """Run a job of one attempt, whose plan exists already, in this process; see `Session.run_here`."""
-    outcome = Session(_Once(plan), lambda _: crew).run_here(lambda outcome: outcome)
-    assert outcome is not None  # there is no preview
-    return outcome
 
 
 def become(words: Sequence[str]) -> NoReturn:

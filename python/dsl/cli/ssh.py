@@ -7,22 +7,20 @@ import os
 import sys
 
 from dsl import __version__
-from dsl.agent.session import SIGINT, Crew, die_of_interrupt, run_once
+from dsl.agent.rounds import plan_rounds, run_rounds
+from dsl.agent.session import SIGINT, die_of_interrupt
 from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.launchers.base import Start, plan_starts
-from dsl.launchers.ssh import LONGEST_LINE, SSH_FAILED, ssh_command
+from dsl.launchers.base import Start
+from dsl.launchers.ssh import LONGEST_LINE, ssh_command
 from dsl.lists import LAST_PORT
 from dsl.machine.check import find_executable
-from dsl.model.outcome import Outcome
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.plan.hosts import read_hostfile
-from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output
-from dsl.report.verdict import name_workers, reason, survivor
 from dsl.resources.allocation import find_allocation
 from dsl.resources.filters import apply_filters
 
@@ -30,15 +28,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dsl import Exit
     from dsl.facts import Facts
-    from dsl.model.node import NodePlan
 
 COMMAND = Command("dsl-ssh")
 SSH = "ssh"
 STOP_SIGNALS = (15, 1)
 AT_ONCE = 64
-GRACE_S = 5.0
 
 EPILOG = (
     "One COMMAND alone is a line for the shell of each host: dsl-ssh 'ls | wc -l'. With ARGUMENTS it is a "
@@ -71,7 +66,13 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
     # Every ssh reads from this pipe. Only we hold the other end: when we end, the commands on all hosts end.
     reading, _writing = os.pipe()
     flush_output()
-    return _run_rounds(plan_rounds(starts, hosts, reading, options.max_at_once, facts))
+    try:
+        with HandledSignals((SIGINT, *STOP_SIGNALS)):
+            return run_rounds(plan_rounds(starts, hosts, reading, options.max_at_once, facts))
+    except SignalException as ended:
+        if ended.sigval == SIGINT:
+            die_of_interrupt()
+        raise
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -151,68 +152,3 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
         {host: one or range(1) for host, one in slots.items()}, options.include, options.exclude
     )
     return tuple(chosen)
-
-
-def plan_rounds(
-    starts: Sequence[Start], names: Sequence[str], fd: int, at_once: int, facts: Facts
-) -> list[NodePlan]:
-    """Plan rounds of at most ``at_once`` hosts. Each ssh reads from the descriptor ``fd``."""
-    rounds = [starts[first : first + at_once] for first in range(0, len(starts), at_once)]
-    return [
-        plan_starts(
-            some,
-            names,
-            [fd] * len(some),
-            facts.environ,
-            is_shown=True,
-            command=COMMAND.name,
-            name=SSH,
-            grace_s=GRACE_S,
-        )
-        for some in rounds
-    ]
-
-
-class _Teller:
-    """Reports the hosts on which the command failed. The narrator reports all other events."""
-
-    def __init__(self, plan: NodePlan) -> None:
-        self._narrator = Narrator(plan)
-
-    def hear(self, event: object) -> None:
-        """Report an event to the user."""
-        if not isinstance(event, Outcome):
-            self._narrator.hear(event)
-            return
-        for line in failure_lines(event.last.plan, event.last.exits):
-            self._narrator.say(line)
-        for one in event.last.ended.survivors:
-            self._narrator.say(survivor(*one))
-
-
-def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
-    """A line for each kind of failure, the first failure first; each line lists its hosts in order."""
-    alike: dict[str, list[int]] = {}
-    for exit_ in exits:
-        if exit_.status and not exit_.caused_by_stop:
-            why = "ssh has failed, the host cannot be reached" if exit_.code == SSH_FAILED else reason(exit_)
-            alike.setdefault(why, []).append(exit_.worker)
-    names = [worker.label.name for worker in plan.workers]
-    noun = plan.workers[0].noun
-    told = [(name_workers([names[one] for one in sorted(some)], noun), why) for why, some in alike.items()]
-    return [f"{who}: {why}" for who, why in told]
-
-
-def _run_rounds(plans: Sequence[NodePlan]) -> int:
-    """Run the rounds one after another; return the exit code of the first one that failed, or 0."""
-    code = 0
-    try:
-        with HandledSignals((SIGINT, *STOP_SIGNALS)):
-            for plan in plans:
-                outcome = run_once(plan, Crew((_Teller(plan),)))
-                code = code or outcome.code
-    except SignalException as ended:
-        if ended.sigval == SIGINT:
-            die_of_interrupt()
-        raise
-    return code

@@ -8,7 +8,8 @@ import pytest
 from tests.support.events import an_exit
 from tests.support.machine import make_facts
 
-from dsl.cli.ssh import choose_hosts, failure_lines, make_parser, plan_rounds, split_command
+from dsl.agent.rounds import failure_lines, plan_rounds
+from dsl.cli.ssh import choose_hosts, make_parser, split_command
 from dsl.errors import HostfileError
 from dsl.launchers.base import Start
 from dsl.launchers.ssh import ssh_command
