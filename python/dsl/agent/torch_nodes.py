@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from dsl import Exit
     from dsl.agent.session import Launch
     from dsl.facts import Facts
-    from dsl.model.job import Job
-    from dsl.model.job import RestartReason
+    from dsl.model.job import Job, RestartReason
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
     from dsl.model.nodes import MeetingRefused
