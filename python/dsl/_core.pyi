@@ -7,6 +7,46 @@ from typing import Any, Final, Literal, TypeAlias, final, type_check_only
 
 from typing_extensions import Self
 
+__all__ = [
+    "EVENT_VERSION",
+    "BindingError",
+    "Ended",
+    "EngineError",
+    "Event",
+    "Exit",
+    "Exited",
+    "FdStream",
+    "ForkLink",
+    "ForkOrder",
+    "ForkServerLost",
+    "ForkServerReady",
+    "ForkServerSlow",
+    "ForkedProgram",
+    "Guard",
+    "GuardOutcome",
+    "Hub",
+    "Killing",
+    "LaunchSpec",
+    "LimitError",
+    "Link",
+    "LogNotice",
+    "Output",
+    "SignalReceived",
+    "SpecError",
+    "Started",
+    "Stdio",
+    "Stopping",
+    "Stream",
+    "Supervisor",
+    "Unbound",
+    "WorkerSpec",
+    "__version__",
+    "build_info",
+    "connect",
+    "kernel_interfaces",
+    "probe_port",
+]
+
 __version__: str
 EVENT_VERSION: Final[int]
 """Version of the data that ``to_dict`` of the events returns (docs/events.md)."""
