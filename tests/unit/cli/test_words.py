@@ -37,6 +37,7 @@ OWN_WORDS = {
         "binding/bind_cores.py",
         "runner.py",
         "conductor/conductor.py",
+        "conductor/terms.py",
         "agent/head.py",
         "cli/ssh.py",
         "cli/report.py",
