@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Variable = tuple[bytes, bytes | None, bytes | None, bytes | None]
     Holders = list[tuple[dict[str, Any], str]]
+    Compiled = tuple[str, bytes, CodeType]
 else:
     import _signal
 
@@ -144,11 +145,31 @@ def _holders_of_main() -> Holders:
     return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
 
 
-def become_worker(order: ForkOrder, folder: str | None, imports: ImportChanges) -> NoReturn:
+def compile_program(program: Sequence[str]) -> Compiled | None:
+    """A script's path, text and code, for workers that find the same text; None if they must compile it.
+
+    They must if the compiler warns of something: each worker shows the warning itself.
+    """
+    text = _text_of(program)
+    # We do not import this module: it would stay in the workers.
+    warnings = sys.modules.get("warnings")
+    if text is None or warnings is None:
+        return None
+    path = _absolute(program[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code = _code_of(path, text)
+    return None if code is None else (path, text, code)
+
+
+def become_worker(
+    order: ForkOrder, folder: str | None, imports: ImportChanges, compiled: Compiled | None
+) -> NoReturn:
     """Carry out an order in a forked child. This raises `LeaveServer`, which no code may catch.
 
-    ``folder`` is what `show_program` has returned, ``imports`` are settled. If `compile` cannot take a script
-    (a folder, an archive, a text with an error), the worker's command is executed instead.
+    ``folder`` is what `show_program` has returned, ``imports`` are settled, ``compiled`` is what
+    `compile_program` has returned. If `compile` cannot take a script (a folder, an archive, a text with an
+    error), the worker's command is executed instead.
     """
     _take_randomness()
     order.enter()
@@ -157,7 +178,7 @@ def become_worker(order: ForkOrder, folder: str | None, imports: ImportChanges) 
     words = [os.fsdecode(word) for word in order.argv]
     program = tuple(words[order.entry :])
     is_module = len(program) > 1 and program[0] == "-m"
-    code = None if is_module else _code_of(program)
+    code = None if is_module else _compiled(program, compiled)
     if code is None and not is_module:
         os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
     _change_environment(imports.variables)
@@ -202,16 +223,33 @@ def _may_end_early() -> bool:
     )
 
 
-def _code_of(program: Sequence[str]) -> CodeType | None:
+def _compiled(program: Sequence[str], compiled: Compiled | None) -> CodeType | None:
     """The script's code; None if only the interpreter itself can run the program, or report its error."""
+    text = _text_of(program)
+    if text is None:
+        return None
+    path = _absolute(program[0])
+    if compiled is not None and compiled[:2] == (path, text):
+        return compiled[2]
+    return _code_of(path, text)
+
+
+def _text_of(program: Sequence[str]) -> bytes | None:
     if not program or program[0].startswith("-"):
         return None
     try:
         if not os.path.isfile(program[0]):
             return None
         with open(program[0], "rb") as file:
-            return compile(file.read(), _absolute(program[0]), "exec", dont_inherit=True)
-    except (OSError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning):
+            return file.read()
+    except (OSError, ValueError):
+        return None
+
+
+def _code_of(path: str, text: bytes) -> CodeType | None:
+    try:
+        return compile(text, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning):
         return None
 
 

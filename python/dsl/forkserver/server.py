@@ -55,6 +55,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
         link.refuse(reason)
         os._exit(0)
     streams.flush()
+    compiled = become.compile_program(program)
     gc.freeze()
     link.ready()
     while (order := link.next()) is not None:
@@ -64,7 +65,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
             link.not_forked(order, error.errno or 0)
             continue
         if pid == 0:
-            become.become_worker(order, folder, imports)
+            become.become_worker(order, folder, imports, compiled)
         link.forked(order, pid)
     os._exit(0)
 
