@@ -82,6 +82,7 @@ class _Command:
         """`time.monotonic` when we end the experiment, or else the whole command."""
         self._begin_s = time.monotonic()
         self._stop = ""
+        self._pid = 0
         self._status = INTERNAL_ERROR
         self._is_lane = is_lane
         self._rest = b""
@@ -132,6 +133,7 @@ class _Command:
         done = None
         for event in self.supervisor.wait(0) if self.supervisor is not None else ():
             if isinstance(event, Started):
+                self._pid = event.pid
                 self._let_go()
             elif isinstance(event, Output):
                 done = self._hear(event.data) or done
@@ -143,17 +145,22 @@ class _Command:
                 self._close()
         return done
 
-    def suspend(self) -> None:
-        """Stop its processes, until `go_on`."""
-        if self.supervisor is not None:
-            self.supervisor.signal(signal.SIGTSTP)
-
-    def go_on(self, paused_s: float) -> None:
-        """Continue its processes; the pause does not count as time."""
-        if self.deadline_s is not None:
-            self.deadline_s += paused_s
-        if self.supervisor is not None:
-            self.supervisor.signal(signal.SIGCONT)
+    def tell(self, number: int) -> None:
+        """Send the command a signal before this call returns; the command passes it on to its workers."""
+        if self.supervisor is None or not self._pid:
+            return
+        try:
+            fd = os.pidfd_open(self._pid)
+        except OSError:
+            return  # it has ended
+        try:
+            # Until its status is taken, no other process gets its pid: the descriptor is the command's.
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            signal.pidfd_send_signal(fd, number)
+        except OSError:
+            return
+        finally:
+            os.close(fd)
 
     def dismiss(self) -> None:
         """Give no more orders: the lane ends."""
@@ -282,12 +289,14 @@ class Runners:
         """Stop all experiments and this process, as Ctrl-Z stops a program, until a shell continues it."""
         commands, begin_s = self._all(), time.monotonic()
         for command in commands:
-            command.suspend()
+            command.tell(signal.SIGTSTP)  # at once: the engine's thread stops with us
         old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # returns when we are continued, or at once without a shell
         signal.signal(signal.SIGTSTP, old)
         for command in commands:
-            command.go_on(time.monotonic() - begin_s)
+            command.tell(signal.SIGCONT)
+            if command.deadline_s is not None:  # the pause does not count as time
+                command.deadline_s += time.monotonic() - begin_s
 
     def close(self) -> None:
         """End what runs, and wait for it."""
