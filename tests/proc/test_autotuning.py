@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import time
+from base64 import urlsafe_b64decode
 from typing import TYPE_CHECKING
 
 import pytest
@@ -295,6 +296,8 @@ def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
         exp = json.loads(path.read_text())
         folder = path.parent
         assert exp["result_dir"] == str(folder)
+        assert json.loads(urlsafe_b64decode(exp["ds_config_base64"])) == exp["ds_config"]
+        assert {"exp_id", "user", "job_id", "master_port", "launcher_args", "ds_config_path"} <= exp.keys()
         assert exp["ds_config"] == json.loads((folder / "ds_config.json").read_text())
         assert (exp["num_nodes"], exp["num_gpus"], exp["hostfile"]) == (1, 1, "hosts")
         words = shlex.split((folder / "cmd.txt").read_text())

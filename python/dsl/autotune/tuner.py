@@ -8,7 +8,7 @@ from shlex import join
 
 from dsl import __version__
 from dsl._record import replace
-from dsl.autotune.ds_config import experiment_words, fingerprint, without_tuning
+from dsl.autotune.ds_config import encode, experiment_words, fingerprint, without_tuning
 from dsl.autotune.ending import Ending, judge
 from dsl.autotune.experiment import Order, Result
 from dsl.autotune.section import AUTOTUNING, metric_keys
@@ -44,6 +44,8 @@ class Tuner:
         self._progress = progress
         self._slots = SlotPool(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
         self._places: dict[str, tuple[Experiment, SlotGroup]] = {}
+        self._count = 0
+        """How many experiments have begun."""
         self._paused: set[str] = set()
         """Experiments that were paused: the times that they measure are wrong."""
         self.signals: list[int] = []
@@ -172,15 +174,24 @@ class Tuner:
             "num_gpus": setup.size.slots_per_node,
             "num_nodes": setup.size.nodes,
             "hostfile": "".join(setup.user.only("hostfile")).partition("=")[2],
+            # From here to the base64 as DeepSpeed writes it; the port is chosen when the experiment starts.
+            "exp_id": self._count,
             "result_dir": folder,
+            "master_port": 0,
             "launcher_args": list(options),
+            "user": setup.environ.get("USER", ""),
+            "job_id": setup.environ.get("DLWS_JOB_ID")
+            or setup.environ.get("DLTS_JOB_ID")
+            or "unknown-job-id",
             "ds_config_path": config_path,
+            "ds_config_base64": encode(config),
             "place": place.filter,
             "kind": experiment.kind,
             "space": experiment.space,
             "repeat": experiment.repeat,
             "fingerprint": self._fingerprint(experiment),
         }
+        self._count += 1
         folders.begin(experiment, exp, join(("dsl", *words)))
         order = Order(
             name=experiment.name,

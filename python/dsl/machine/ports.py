@@ -11,6 +11,9 @@ import os
 from dsl._core import probe_port
 from dsl.errors import PortError
 
+OWN_PORTS = range(20000, 29000)
+TRIES = 100
+
 
 def port_is_free(port: int) -> bool:
     """Whether a store could listen on the port now.
@@ -35,11 +38,18 @@ def _reason(error: OSError) -> str:
 
 
 def pick_free_port() -> int:
-    """A free port, chosen by the kernel.
+    """A free port, if possible below the range from which the kernel gives ports to connections.
+
+    A script may import for seconds before it listens. Meanwhile a connection of any program could take a
+    port of the kernel's range.
 
     Raises:
         PortError: there is no free port.
     """
+    for _ in range(TRIES):
+        port = OWN_PORTS[int.from_bytes(os.urandom(4), "big") % len(OWN_PORTS)]
+        if port_is_free(port):
+            return port
     try:
         return probe_port(0)
     except OSError as error:
