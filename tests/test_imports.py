@@ -202,6 +202,17 @@ def test_there_is_no_circle_of_modules_in_rust(crate: str) -> None:
     assert arrows == {}
 
 
+def test_the_name_of_a_class_stands_in_one_module() -> None:
+    """One meaning a word: who searches for a class finds one."""
+    names = [
+        node.name
+        for tree in modules().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted(names) == sorted(set(names))
+
+
 def pure_modules() -> list[str]:
     return [name for name in modules() if name.startswith(PURE_ROOMS) or name in PURE_MODULES]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.agent.keeper import Answer, End, Reach
+from dsl.agent.keeper import Answer, Begin, End
 from dsl.model.codec import from_line, to_line
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Keeper:
                 text=True,
             )
 
-    def order(self, order: Reach | End) -> None:
+    def order(self, order: Begin | End) -> None:
         """Say what is to be done."""
         self.orders.send(to_line(order))
 
@@ -79,7 +79,7 @@ def test_lines_and_ends_come_with_the_place_of_their_host(keep: Callable[..., Ke
 def test_a_program_is_started_again_once_the_last_one_has_ended(keep: Callable[..., Keeper]) -> None:
     keeper = keep(WAITS)
     assert keeper.answer() == (0, 0, "here")
-    keeper.order(Reach(0, 1))
+    keeper.order(Begin(0, 1))
     said = [keeper.answer() for _ in range(3)]
     assert said == [(0, 0, "told"), (0, 0, 3), (0, 1, "here")]
     keeper.order(End((0,)))

@@ -38,7 +38,7 @@ MORTAL = (*QUICK, ("keep_alive_interval", "1"), ("keep_alive_max_attempt", "2"))
 NURSERY = """
 import os, signal, socket, sys
 from dsl.rendezvous import delegate
-from dsl.rendezvous.member import Member
+from dsl.rendezvous.participant import Participant
 delegate._warm_up()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 door = socket.socket(fileno=int(sys.argv[1]))

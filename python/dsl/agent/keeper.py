@@ -7,7 +7,7 @@ its children.
 The file is a JSON object: ``commands`` has the words of each program, in the order of the hosts' places, and
 ``at_once`` is the number of programs that may run at a time (0: all). Orders and answers are records
 (`dsl.model.codec`): the keeper answers on stdout, with an `Answer` a line, and reads the head's orders
-(`Reach`, `End`) from stdin, a socket with an order a message.
+(`Begin`, `End`) from stdin, a socket with an order a message.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Answer:
 
 
 @record
-class Reach:
+class Begin:
     """End the program of a host if it still runs, then start it again."""
 
     place: Count
@@ -72,10 +72,10 @@ class End:
     """The hosts' places."""
 
 
-ORDERS: dict[str, type] = {"Reach": Reach, "End": End}
+ORDERS: dict[str, type] = {"Begin": Begin, "End": End}
 
 
-class Lines:
+class LineCutter:
     """Cuts a stream into lines of at most ``longest`` bytes."""
 
     def __init__(self, longest: int) -> None:
@@ -114,7 +114,7 @@ class _Program:
         os.set_blocking(self.fd, False)
         self.place = place
         self.turn = turn
-        self.lines = Lines(LONGEST_LINE)
+        self.lines = LineCutter(LONGEST_LINE)
         self.kill_s: float | None = None
         """`time.monotonic` when the program is killed; None: it may run on."""
 
@@ -183,7 +183,7 @@ class Keeper:
         if not data:  # the head is gone
             self._poller.unregister(ORDERS_FD)
         order = from_line(data, ORDERS) if data else End(tuple(self._programs))
-        if isinstance(order, Reach):
+        if isinstance(order, Begin):
             places: tuple[int, ...] = (order.place,)
             self._due[order.place] = order.turn
         else:

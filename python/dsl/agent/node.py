@@ -64,7 +64,7 @@ VALUED = ("--connect", PLACE, FIRST_PLACE, "--heartbeat")
 FLAGS = ("--stdio", "--detach", "--per-node", "--per-rank", "--own-allocation")
 
 
-class Options:
+class AgentOptions:
     """The values of the command line."""
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this host's part of a job. Returns the exit code only if nothing was started."""
     try:
-        return _run(Options(sys.argv[1:] if argv is None else argv))
+        return _run(AgentOptions(sys.argv[1:] if argv is None else argv))
     except DslError as error:
         say(COMMAND, f"error: {error}")
         return error.exit_code
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(options: Options) -> int:
+def _run(options: AgentOptions) -> int:
     environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     place, local_rank = place_of(options, environ)
     hub = Hub(options.heartbeat_s)
@@ -202,7 +202,7 @@ def _end_early(link: Link, message: object) -> int:
     return LOST
 
 
-def place_of(options: Options, environ: Mapping[str, str]) -> tuple[int, int]:
+def place_of(options: AgentOptions, environ: Mapping[str, str]) -> tuple[int, int]:
     """Our node rank, or our rank and local rank if we are a task of one rank."""
     if options.place is not None:
         return options.first_place + options.place, 0
@@ -219,7 +219,7 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
     return int(found[0]) if found else None
 
 
-def _link(hub: Hub, options: Options, place: int) -> Link:
+def _link(hub: Hub, options: AgentOptions, place: int) -> Link:
     """The connection to the head. If it uses stdin and stdout, these become /dev/null for everything else."""
     if not options.addresses:
         ours = [os.dup(fd) for fd in (0, 1)]

@@ -12,7 +12,7 @@ import time
 
 from dsl import Exited, Output, Started
 from dsl._record import record, replace
-from dsl.agent.keeper import LONGEST_LINE, Answer, End, Lines, Reach
+from dsl.agent.keeper import LONGEST_LINE, Answer, Begin, End, LineCutter
 from dsl.control.hub import KEY_BYTES
 from dsl.errors import JobFormatError, LauncherError
 from dsl.launchers.base import ENDED, plan_starts
@@ -99,7 +99,7 @@ class Starter:
         self.lines: list[str] = []
         self.turn = 0
         """How often the keeper was ordered to start it."""
-        self.streams = {1: Lines(LONGEST_ANSWER), STDERR: Lines(LONGEST_ANSWER)}
+        self.streams = {1: LineCutter(LONGEST_ANSWER), STDERR: LineCutter(LONGEST_ANSWER)}
         self.fd: int | None = None
         """Our copy of the descriptor that the program gets as stdin, until the program runs."""
         self.exit: Exit | None = None
@@ -168,7 +168,7 @@ class Starters:
         """Our descriptor of the connection to each agent that talks over its program's streams, by place."""
         self._orders: socket.socket | None = None
         """Our end of the connection to the keeper, if there is one."""
-        self._waiting: dict[int | None, Reach | End] = {}
+        self._waiting: dict[int | None, Begin | End] = {}
         """Orders that the keeper has not taken, one for each place, and one about the end."""
         self._retry_s: float | None = None
         self._keyed: set[int] = set()
@@ -245,7 +245,7 @@ class Starters:
         starter.turn += 1
         starter.lines.clear()
         self._keyed.discard(place)
-        self._waiting[place] = Reach(place, starter.turn)
+        self._waiting[place] = Begin(place, starter.turn)
         self._send_orders()
 
     def end(self, places: Sequence[int]) -> bool:

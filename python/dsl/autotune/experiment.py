@@ -171,7 +171,7 @@ class Begun:
 
 
 @record
-class Over:
+class ExperimentOver:
     """lane to tuner: the experiment has ended."""
 
     code: int
@@ -179,4 +179,4 @@ class Over:
 
 
 ORDERS: dict[str, type] = {"Order": Order, "StopExperiment": StopExperiment}
-ANSWERS: dict[str, type] = {"Begun": Begun, "Over": Over}
+ANSWERS: dict[str, type] = {"Begun": Begun, "ExperimentOver": ExperimentOver}

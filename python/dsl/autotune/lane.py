@@ -14,7 +14,7 @@ from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
 from dsl.agent.session import Crew, Hooks, Session
-from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment
+from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.errors import DslError
 from dsl.facts import this_machine
 from dsl.model.codec import from_line, to_line
@@ -80,7 +80,7 @@ class OrderChannel:
         order: Order | StopExperiment = from_line(line, ORDERS)
         return order
 
-    def answer(self, message: Begun | Over) -> None:
+    def answer(self, message: Begun | ExperimentOver) -> None:
         """Tell the tuner."""
         try:
             os.write(self._answers_fd, to_line(message))
@@ -183,7 +183,7 @@ class Lane(Hooks):
         last = history.attempts[-1].ended
         if self._is_last or last.stop_signal is not None or last.survivors:
             return decision  # the end of this process tells the tuner
-        self._orders.answer(Over(decision.code))
+        self._orders.answer(ExperimentOver(decision.code))
         return Decision("finish", code=decision.code)
 
 

@@ -77,7 +77,7 @@ class Found:
 
 
 @record
-class Failed:
+class NotFound:
     """A stage that does not run even with the smallest micro batch."""
 
     reason: str
@@ -144,7 +144,7 @@ class Stage:
         self._lanes = lanes
         self._seen: set[tuple[int, int]] = set()
 
-    def tune(self, start: int, fits: int | None) -> Steps[Found | Failed]:
+    def tune(self, start: int, fits: int | None) -> Steps[Found | NotFound]:
         """Run all steps.
 
         Args:
@@ -154,27 +154,27 @@ class Stage:
         if self._batches.listed:
             return (yield from self._try_listed())
         smallest = yield from self._smallest(start, fits)
-        if isinstance(smallest, Failed):
+        if isinstance(smallest, NotFound):
             return smallest
         largest = yield from self._largest(smallest, fits)
         if largest < start:
-            return Failed(f"no micro batch as large as that of the stage before, {start}")
+            return NotFound(f"no micro batch as large as that of the stage before, {start}")
         samples = self._batches.samples_of_step(largest)
         sizes = self._between(smallest, largest, samples)
         best = yield from self._look_below(smallest, sizes, samples)
         return Found(largest, (*sizes[:-1], best), samples)
 
-    def _try_listed(self) -> Steps[Found | Failed]:
+    def _try_listed(self) -> Steps[Found | NotFound]:
         sizes = self._batches.listed
         samples = sizes[-1] * self._batches.steps_while_searching(sizes[-1])
         entries = yield from self._run_all([(size, samples // size) for size in sizes])
         ran = [size for size, entry in zip(sizes, entries, strict=True) if entry.value is not None]
         return Found(ran[-1], sizes, samples) if ran else _failed(entries[0], sizes[0])
 
-    def _smallest(self, start: int, fits: int | None) -> Steps[int | Failed]:
+    def _smallest(self, start: int, fits: int | None) -> Steps[int | NotFound]:
         bounds = self._batches
         if fits is not None and start > fits:
-            return Failed(f"memory suffices for a micro batch of {fits} at most")
+            return NotFound(f"memory suffices for a micro batch of {fits} at most")
         first = start or max(min(bounds.given or 1, bounds.most), bounds.least)
         entry = yield from self._probe(first)
         if entry.value is not None:
@@ -284,9 +284,9 @@ def with_batch(config: Mapping[str, object], size: int, steps: int, batches: Bat
     return {**config, MICRO_BATCH: size, ACCUMULATION: steps, TRAIN_BATCH: total}
 
 
-def _failed(entry: Entry, size: int) -> Failed:
+def _failed(entry: Entry, size: int) -> NotFound:
     first = entry.trials[0]
     if first.result.outcome == "oom":
-        return Failed(f"a micro batch of {size} does not fit into memory")
+        return NotFound(f"a micro batch of {size} does not fit into memory")
     name = entry.experiment.name
-    return Failed(f"{name} fails for another reason than memory: {why_not(first)}", is_too_large=False)
+    return NotFound(f"{name} fails for another reason than memory: {why_not(first)}", is_too_large=False)

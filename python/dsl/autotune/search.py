@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl.autotune.ds_config import STAGE, ZERO, without_tuning
 from dsl.autotune.experiment import PROFILE_NAME, Experiment
 from dsl.autotune.memory import estimate, read_model
-from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
+from dsl.autotune.micro_batch import NotFound, Stage, read_batches, with_batch, with_stage
 from dsl.autotune.results import Results, Stopped
 from dsl.autotune.samplers import make_sampler
 from dsl.autotune.section import AUTOTUNING
@@ -141,7 +141,7 @@ class _Stages:
             if not self._is_feasible(stage):
                 continue
             found = yield from self._tune_stage(stage, largest, best)
-            if isinstance(found, Failed):
+            if isinstance(found, NotFound):
                 self._results.notes.append(f"z{stage} ends: {found.reason}")
             # As in DeepSpeed: the next stages build on this one only if its best micro batch is larger.
             elif _micro_batch(found[1]) > _micro_batch(best):
@@ -196,19 +196,21 @@ class _Stages:
             return None
         return int(room // self._model.activation_bytes)
 
-    def _tune_stage(self, stage: int, before: int, rival: Entry | None) -> Steps[tuple[int, Entry] | Failed]:
+    def _tune_stage(
+        self, stage: int, before: int, rival: Entry | None
+    ) -> Steps[tuple[int, Entry] | NotFound]:
         """The largest micro batch that ran and the best config of a stage.
 
         ``before``: the same micro batch of the stage before, 0 without one; ``rival``: its best config.
         """
         fits = self._fits(stage)
         if fits is not None and fits < before:
-            return Failed(
+            return NotFound(
                 f"memory suffices for a micro batch of {fits}, less than the {before} of the stage before"
             )
         tried = Stage(stage, self._config, self._batches, self._results, self._resources.lanes)
         found = yield from tried.tune(before, fits)
-        if isinstance(found, Failed):
+        if isinstance(found, NotFound):
             return found
         best = self._results.best_of(tried.space)
         assert best is not None

@@ -15,8 +15,7 @@ from __future__ import annotations
 from dsl._record import replace
 from dsl.conductor.attempt import Attempt, choose_port, meet, opening
 from dsl.conductor.gathering import FAILURE, USAGE, Gathering
-from dsl.conductor.judge import Context, judge
-from dsl.conductor.judge import Member as Judged
+from dsl.conductor.judge import Context, Judged, judge
 from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S, Roster
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.restarts import Restarts

@@ -17,7 +17,7 @@ FAILURE = 1
 
 
 @record
-class Member:
+class Judged:
     """A member as the judge sees it."""
 
     name: str
@@ -48,7 +48,7 @@ class Context:
     """The members run all workers of the job."""
 
 
-ALONE = Member("", 0)
+ALONE = Judged("", 0)
 
 
 def judge_alone(report: Report, context: Context) -> Judgement:
@@ -58,7 +58,7 @@ def judge_alone(report: Report, context: Context) -> Judgement:
 
 def judge(
     reports: Mapping[int, Report],
-    members: Mapping[int, Member],
+    members: Mapping[int, Judged],
     clocks: Mapping[int, Clock],
     context: Context,
 ) -> Judgement:
@@ -100,7 +100,7 @@ def judge(
 def _without_cause(
     judgement: Judgement,
     reports: Mapping[int, Report],
-    members: Mapping[int, Member],
+    members: Mapping[int, Judged],
     clocks: Mapping[int, Clock],
     context: Context,
 ) -> Judgement:
@@ -148,7 +148,7 @@ def _may_be_first(
     first: int,
     other: int,
     reports: Mapping[int, Report],
-    members: Mapping[int, Member],
+    members: Mapping[int, Judged],
     clocks: Mapping[int, Clock],
 ) -> bool:
     """Whether ``other`` may have failed before ``first``, though its time is later."""

@@ -32,7 +32,7 @@ from dsl.rendezvous.delegate_messages import ORDERS, Finish, Leave, Meet, Open
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl.rendezvous.delegate_messages import Answer, Order
-    from dsl.rendezvous.member import Member
+    from dsl.rendezvous.participant import Participant
 
 LEAVE_S = 2.5
 """A delegate ends within this time after its agent has gone or has told it to leave."""
@@ -88,9 +88,9 @@ class AgentConnection:
 
     def serve(self) -> None:
         """Carry out orders up to the last one."""
-        from dsl.rendezvous.member import open_member
+        from dsl.rendezvous.participant import open_participant
 
-        member: Member | None = None
+        member: Participant | None = None
         while True:
             try:
                 order = self._orders.get(timeout=LOOK_S)
@@ -99,13 +99,13 @@ class AgentConnection:
                     member.look_after_store()
                 continue
             if isinstance(order, Open):
-                member = open_member(order, self.say, self.is_wanted)
+                member = open_participant(order, self.say, self.is_wanted)
             elif member is not None:
                 self._carry_out(member, order)
             if _is_last(order) or (isinstance(order, Finish) and self._orders.empty()):
                 return
 
-    def _carry_out(self, member: Member, order: Order) -> None:
+    def _carry_out(self, member: Participant, order: Order) -> None:
         if isinstance(order, Meet):
             member.meet(order)
         elif isinstance(order, PeerFailure):
@@ -174,7 +174,7 @@ def main(argv: list[str]) -> int:
     sys.path[:] = [path for path in sys.path if path not in ("", here)]  # a folder named torch may lie here
     delegate = AgentConnection(socket.socket(fileno=int(argv[1])))
     threading.Thread(target=delegate.read, name="reader", daemon=True).start()
-    with contextlib.suppress(Exception):  # `open_member` reports what is wrong with this torch
+    with contextlib.suppress(Exception):  # `open_participant` reports what is wrong with this torch
         _warm_up()
     try:
         delegate.serve()

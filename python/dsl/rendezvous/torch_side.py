@@ -36,7 +36,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the agent wants some
     """The agent no longer wants the present order."""
 
 
-class Hooks:
+class RendezvousHooks:
     """Calls into the delegate while torch works."""
 
     def saw(self, view: View) -> None:
@@ -125,7 +125,7 @@ class Site:
 
     def __init__(self, order: Open) -> None:
         self.order = order
-        self.hooks = Hooks()
+        self.hooks = RendezvousHooks()
         self.handler: Any = None
         self.backend: Any = None
         """The backend of a dynamic handler."""

@@ -60,7 +60,7 @@ LONGEST_MESSAGE = 300
 STDERR = 2
 
 
-class Console:
+class ConsoleSink:
     """A sink that writes the lines to stderr that the plan's log level includes."""
 
     has_verdict = True
@@ -71,7 +71,7 @@ class Console:
             say(plan.command, mark + text)
 
 
-CONSOLE = Console()
+CONSOLE = ConsoleSink()
 
 
 class Narrator:

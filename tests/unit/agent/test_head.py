@@ -217,7 +217,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_reached_again(
     later_s = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     elastic.head.read()
-    assert elastic.order() == {"Reach": {"place": 1, "turn": 1}}
+    assert elastic.order() == {"Begin": {"place": 1, "turn": 1}}
 
 
 def test_an_agent_of_an_elastic_job_is_replaced_by_none_while_it_is_there() -> None:

@@ -9,7 +9,7 @@ from tests.support.events import a_plan
 
 from dsl._record import replace
 from dsl.agent import node
-from dsl.agent.node import HeadLink, Options, announcements, place_of
+from dsl.agent.node import AgentOptions, HeadLink, announcements, place_of
 from dsl.control.messages import Assignment
 from dsl.errors import DslError
 from dsl.machine.this_process import Console
@@ -41,10 +41,10 @@ def test_bindings_that_are_to_be_shown_are_said_by_every_host() -> None:
 
 
 def test_only_the_words_of_a_head_are_understood() -> None:
-    options = Options(["--connect", "a:1,[::1]:2", "--place", "3", "--heartbeat", "4"])
+    options = AgentOptions(["--connect", "a:1,[::1]:2", "--place", "3", "--heartbeat", "4"])
     assert (options.addresses, options.place, options.heartbeat_s) == (("a:1", "[::1]:2"), 3, 4.0)
     with pytest.raises(DslError, match="does not know '--x'"):
-        Options(["--x"])
+        AgentOptions(["--x"])
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_only_the_words_of_a_head_are_understood() -> None:
 def test_a_task_finds_its_place_in_what_its_launcher_says(
     environ: dict[str, str], place: tuple[int, int]
 ) -> None:
-    assert place_of(Options(["--connect", "a:1", "--per-rank"]), environ) == place
+    assert place_of(AgentOptions(["--connect", "a:1", "--per-rank"]), environ) == place
 
 
 def test_a_task_without_a_place_says_which_variables_it_lacks() -> None:
     with pytest.raises(DslError, match="OMPI_COMM_WORLD_RANK"):
-        place_of(Options(["--connect", "a:1", "--per-rank"]), {})
+        place_of(AgentOptions(["--connect", "a:1", "--per-rank"]), {})
 
 
 @pytest.mark.parametrize("is_lost, ended", [(True, ["77"]), (False, [])])

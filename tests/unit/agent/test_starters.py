@@ -239,7 +239,7 @@ def test_a_host_that_is_reached_again_tells_another_key_and_its_last_program_doe
     assert elastic.answers(place=1, line=line) == [KeyTold(1, b"\xab" * 32)]
     assert elastic.answers(place=1, line=line) == [warning("host n1 has told a second key")]
     elastic.starters.reach(1)
-    assert elastic.orders() == [{"Reach": {"place": 1, "turn": 1}}]
+    assert elastic.orders() == [{"Begin": {"place": 1, "turn": 1}}]
     assert elastic.answers(place=1, line=line) == elastic.answers(place=1, status=143) == []
     assert elastic.answers(place=1, turn=1, line=line) == [KeyTold(1, b"\xab" * 32)]
     assert missing(elastic.answers(place=1, turn=1, status=143))[0][0] == (1,)
@@ -287,13 +287,13 @@ def test_orders_that_a_keeper_does_not_take_wait_and_are_few() -> None:
     assert due_s <= time.monotonic() + 1
     taken = elastic.orders()
     assert len(taken) < count
-    assert taken == [{"Reach": {"place": n % 2, "turn": n // 2 + 1}} for n in range(len(taken))]
+    assert taken == [{"Begin": {"place": n % 2, "turn": n // 2 + 1}} for n in range(len(taken))]
     elastic.starters.go_on(due_s)
     late = sorted(elastic.orders(), key=str)
     assert late == [
         {"End": {"places": [1]}},
-        {"Reach": {"place": 0, "turn": count}},
-        {"Reach": {"place": 1, "turn": count}},
+        {"Begin": {"place": 0, "turn": count}},
+        {"Begin": {"place": 1, "turn": count}},
     ]
     assert elastic.starters.deadline_s is None
 

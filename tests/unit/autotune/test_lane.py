@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl._record import replace
-from dsl.autotune.experiment import ANSWERS, Begun, Order, Over, StopExperiment
+from dsl.autotune.experiment import ANSWERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.autotune.lane import NoMoreOrders, OrderChannel
 from dsl.model.codec import from_line, to_line
 
@@ -52,6 +52,6 @@ def test_a_lane_without_an_order_ends(pipes: tuple[int, int, OrderChannel]) -> N
 def test_answers_are_read_as_they_were_given(pipes: tuple[int, int, OrderChannel]) -> None:
     _, read_fd, orders = pipes
     orders.answer(Begun())
-    orders.answer(Over(3))
+    orders.answer(ExperimentOver(3))
     lines = os.read(read_fd, 100).splitlines()
-    assert [from_line(line, ANSWERS) for line in lines] == [Begun(), Over(3)]
+    assert [from_line(line, ANSWERS) for line in lines] == [Begun(), ExperimentOver(3)]

@@ -11,7 +11,7 @@ import pytest
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.experiment import ORDERS, Begun, Order, Over, StopExperiment
+from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.autotune.trials import Runners
 from dsl.model.codec import from_line, to_line
 
@@ -175,7 +175,7 @@ def test_a_command_of_its_own_is_ended_when_its_time_is_over(
 def test_a_lane_runs_one_order_after_the_other(runners: Runners, made: list[Supervisor]) -> None:
     lane = started(runners, made)
     lane.answer(Begun())
-    lane.answer(Over(0))
+    lane.answer(ExperimentOver(0))
     assert ended(runners) == [("a", 0, "")]
     order = replace(ORDER, name="b", limit_s=0.01)
     runners.start(order, {}, "slot")
@@ -183,7 +183,7 @@ def test_a_lane_runs_one_order_after_the_other(runners: Runners, made: list[Supe
     os.write(runners.bell_fd, b"\x01")
     assert runners.wait() == ([], [1])
     assert lane.ordered() == [order]
-    lane.answer(Over(3))
+    lane.answer(ExperimentOver(3))
     assert ended(runners) == [("b", 3, "")]
     assert len(made) == 1
 
@@ -204,7 +204,7 @@ def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(
     """If the tuner looked first and gave the order then, it would wait for ever."""
     for name in ("a", "b"):
         lane = started(runners, made, replace(ORDER, name=name))
-        lane.answer(Over(0))
+        lane.answer(ExperimentOver(0))
         assert ended(runners) == [(name, 0, "")]
         lane.die()
     assert len(made) == 2
@@ -218,7 +218,7 @@ def test_a_lane_that_dies_with_an_order_tells_of_it(runners: Runners, made: list
 def test_an_order_that_nobody_reads_any_more_blocks_nobody(runners: Runners, made: list[Supervisor]) -> None:
     """It is longer than what a pipe holds, and the lane is gone while its end is not known."""
     lane = started(runners, made)
-    lane.answer(Over(0))
+    lane.answer(ExperimentOver(0))
     assert ended(runners) == [("a", 0, "")]
     lane.leave()
     runners.start(replace(ORDER, name="b", words=("x" * 1_000_000,)), {}, "slot")
@@ -245,7 +245,7 @@ def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
     lane = started(runners, made)
     os.write(runners.bell_fd, b"\x0f")
     assert runners.wait() == ([], [15])
-    lane.answer(Over(0))
+    lane.answer(ExperimentOver(0))
     os.write(runners.bell_fd, b"\x02")
     assert runners.heard() == [2]
     assert ended(runners) == [("a", 0, "")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.events import MS, a_plan, a_report, an_attempt, an_exit, end
 
 from dsl._record import replace
-from dsl.conductor.judge import Context, Member, judge, judge_alone
+from dsl.conductor.judge import Context, Judged, judge, judge_alone
 from dsl.control.clock import Clock
 from dsl.control.messages import TO_HEAD, message_from_bytes, message_to_bytes
 from dsl.evidence.reports import report_of
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.guarantee("G2", "G3")
 EXACT = Clock(0, 0)
 
 
-def members(*hosts: int) -> dict[int, Member]:
-    return {place: Member(f"host n{host}", host) for place, host in enumerate(hosts)}
+def members(*hosts: int) -> dict[int, Judged]:
+    return {place: Judged(f"host n{host}", host) for place, host in enumerate(hosts)}
 
 
 def judged(

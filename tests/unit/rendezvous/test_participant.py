@@ -13,7 +13,7 @@ from dsl.model.job import MeetingPoint, Notice
 from dsl.model.nodes import NodesFinished
 from dsl.rendezvous.delegate_messages import Meet, Open
 from dsl.rendezvous.meeting import Meetings
-from dsl.rendezvous.member import Member
+from dsl.rendezvous.participant import Participant
 from dsl.rendezvous.round_keys import Round
 from dsl.rendezvous.torch_side import Site
 from dsl.rendezvous.view import RoundNodes, View
@@ -56,7 +56,7 @@ def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
     monkeypatch.setattr(watcher, "pause", lambda _seconds: watcher.ask_if_silent())  # it has seen it, too
     meetings = Meetings(site, watcher, said.append)
     meetings.round = Round(Gone(all_have_ended=all_have_ended), 0, 2)
-    Member(site, watcher, meetings, said.append, lambda: True).finish()
+    Participant(site, watcher, meetings, said.append, lambda: True).finish()
     assert said[-1] == NodesFinished()
     warnings = [one.text for one in said if isinstance(one, Notice)]
     assert len(warnings) == (not all_have_ended)
@@ -89,7 +89,7 @@ def test_a_clock_that_only_another_thread_has_seen_is_judged() -> None:
     said: list[Any] = []
     site = Site(OPEN)
     meetings: Any = SeenElsewhere(site)
-    member = Member(site, Watcher(site, OURS, said.append), meetings, said.append, lambda: True)
+    member = Participant(site, Watcher(site, OURS, said.append), meetings, said.append, lambda: True)
     member.meet(Meet(1, "default", 0, "start"))
     assert [(one.kind, "the clock of b is 3600 s behind this one's" in one.text) for one in said] == [
         ("clock", True)

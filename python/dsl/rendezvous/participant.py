@@ -22,8 +22,8 @@ from dsl.rendezvous.round_keys import arrive_at_exit, exit_keys
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.store_messages import NodeFailed, NodeLeft, StateChanged
 from dsl.rendezvous.torch_side import (
-    Hooks,
     Interrupted,
+    RendezvousHooks,
     change_state,
     host_and_port,
     node_of,
@@ -61,7 +61,9 @@ SPARES_S = 5.0
 """How long it stays for waiting spares, which go when they have seen that the job is over."""
 
 
-def open_member(order: Open, say: Callable[[Answer], None], is_wanted: Callable[[], bool]) -> Member | None:
+def open_participant(
+    order: Open, say: Callable[[Answer], None], is_wanted: Callable[[], bool]
+) -> Participant | None:
     """Make this node's part in the rendezvous; if that fails, say `MeetingRefused` and return None.
 
     ``is_wanted``: whether to go on with the present order.
@@ -91,10 +93,10 @@ def open_member(order: Open, say: Callable[[Answer], None], is_wanted: Callable[
         site.place = with_port(host, site.store.port)
         if order.max_nodes > 1:
             say(Notice("info", f"the store of the rendezvous listens on port {site.store.port}"))
-    return Member(site, watcher, meetings, say, is_wanted)
+    return Participant(site, watcher, meetings, say, is_wanted)
 
 
-class Member(Hooks):
+class Participant(RendezvousHooks):
     """One node of the job. One thread calls all methods but the hooks."""
 
     def __init__(
@@ -130,7 +132,7 @@ class Member(Hooks):
     # What is done while torch works.
 
     def saw(self, view: View) -> None:
-        """See `Hooks`."""
+        """See `RendezvousHooks`."""
         clocks = self._clocks
         if clocks is not None:
             # torch's own thread may be the only thread that sees a node whose clock is far off: torch drops
@@ -142,12 +144,12 @@ class Member(Hooks):
             self._was_spare |= is_spare(view, self._node, self._site.order.max_nodes)
 
     def check(self) -> None:
-        """See `Hooks`."""
+        """See `RendezvousHooks`."""
         if threading.get_ident() == self._thread and not self._is_wanted():
             raise Interrupted
 
     def pause(self, seconds: float) -> None:
-        """See `Hooks`."""
+        """See `RendezvousHooks`."""
         if threading.get_ident() != self._thread:
             time.sleep(seconds)
             return
