@@ -291,9 +291,9 @@ def test_orders_that_a_keeper_does_not_take_wait_and_are_few() -> None:
     elastic.starters.go_on(due_s)
     late = sorted(elastic.orders(), key=str)
     assert late == [
-        {"End": {"places": [1]}},
         {"Begin": {"place": 0, "turn": count}},
         {"Begin": {"place": 1, "turn": count}},
+        {"End": {"places": [1]}},
     ]
     assert elastic.starters.deadline_s is None
 
