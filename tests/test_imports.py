@@ -333,7 +333,9 @@ def test_only_the_delegate_imports_torch() -> None:
     users = {
         name for name in modules() if any(target.split(".")[0] == "torch" for _, target in imported(name))
     }
-    assert users <= {f"dsl.rendezvous.{name}" for name in ("torch_side", "meeting", "participant", "delegate")}
+    assert users <= {
+        f"dsl.rendezvous.{name}" for name in ("torch_side", "meeting", "participant", "delegate")
+    }
     inner = {"torch_side", "refusals", "watch", "meeting", "participant", "delegate"}
     askers = {
         name
