@@ -1,0 +1,176 @@
+"""What a view into a running job asks, and what the agents of the job answer.
+
+A view connects to the socket of the job. The agent there says `JobView` at once. The view sends `Look`; for
+each node that can be seen it gets one `NodeStatus` or `NodeStacks`, then `Looked`. The head of a job on
+several hosts passes a `Look` on to the agents there, and their answers back.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.model.judgement import Moment
+from dsl.model.request import Count, RankOrNone, Shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Annotated, Literal, TypeAlias
+
+# Text, as in `dsl.model.request`.
+Sight: TypeAlias = "Literal['status', 'stacks', 'native']"
+Share: TypeAlias = "Annotated[float, 0, 1_000_000]"
+
+
+@record
+class JobView:
+    """What a job is, as far as its agent knows."""
+
+    version: Shown
+    """Version of dsl."""
+    command: Shown
+    """Name of the command that the user typed, such as ``dsl``."""
+    words: tuple[Shown, ...]
+    """The program of the first worker, with its arguments."""
+    pid: Count
+    """Pid of the command, as the user's shell knows it."""
+    token: Shown
+    """The job's token."""
+    cwd: Shown
+    """Directory in which it runs."""
+    host: Shown
+    """Name of the machine."""
+    started_ns: Moment
+    """CLOCK_REALTIME when the first attempt began."""
+    attempt: Count
+    """The present attempt, counted from 0."""
+    restarts: Count
+    """Restarts so far."""
+    nodes: Count
+    """Number of nodes of the job."""
+    workers: Count
+    """Number of workers of all nodes."""
+    is_whole: bool = True
+    """The socket covers all nodes of the job, not only the agent's own."""
+
+
+@record
+class Look:
+    """view to agent, head to agents: tell what your workers do."""
+
+    number: Count
+    """The number of this question, which the answers carry."""
+    what: Sight = "status"
+    """``status``: figures of the kernel; ``stacks``: what the threads execute; ``native``: C frames, too."""
+
+
+@record
+class Looked:
+    """agent to view: no further answer to this question follows."""
+
+    number: Count
+    """The number of the question."""
+    missing: tuple[Shown, ...] = ()
+    """Hosts whose agents have not answered."""
+
+
+@record
+class RankStatus:
+    """What the kernel says of one worker's process."""
+
+    rank: RankOrNone
+    """Its global rank."""
+    local_rank: Count
+    """Its index within its node."""
+    pid: Count
+    """Its pid; 0: it has not started, or has ended."""
+    state: Shown = ""
+    """The kernel's letter: R runs, S sleeps, D waits for a device, T is stopped, Z has ended."""
+    cpu_ms: Moment = 0
+    """CPU time so far of the process and of its children that have ended, in milliseconds."""
+    rss_bytes: Moment = 0
+    """Resident memory."""
+    threads: Count = 0
+    """Number of threads."""
+    said: Shown = ""
+    """Its last line of output, where dsl has it."""
+
+
+@record
+class NodeStatus:
+    """agent to view: the workers of one node."""
+
+    number: Count
+    """The number of the question."""
+    node_rank: Count
+    """Number of the node."""
+    host: Shown
+    """Name of its host."""
+    attempt: Count
+    """The attempt that runs there."""
+    ranks: tuple[RankStatus, ...]
+    """Its workers, by local rank."""
+
+
+@record
+class Frame:
+    """A function that a thread is in."""
+
+    function: Shown
+    """Its name."""
+    file: Shown
+    """Path of its source, or of the library of a C function."""
+    line: Count = 0
+    """Line that is executed; 0: unknown."""
+
+
+@record
+class ThreadStack:
+    """One thread of a worker."""
+
+    name: Shown
+    """Its name in Python, or in the kernel."""
+    frames: tuple[Frame, ...] = ()
+    """What it executes, innermost first; empty: unknown."""
+    is_main: bool = False
+    """It is the main thread."""
+    state: Shown = ""
+    """The kernel's letter, as in `RankStatus`."""
+    channel: Shown = ""
+    """Function of the kernel in which it waits; empty: none, or unknown."""
+    call: Shown = ""
+    """System call in which it waits, and for what; empty: none, or unknown."""
+
+
+@record
+class RankStacks:
+    """What one worker executes."""
+
+    rank: RankOrNone
+    """Its global rank."""
+    local_rank: Count
+    """Its index within its node."""
+    pid: Count
+    """Its pid; 0: it has not started, or has ended."""
+    threads: tuple[ThreadStack, ...] = ()
+    """Its threads, the main thread first."""
+    state: Shown = ""
+    """The kernel's letter, as in `RankStatus`."""
+    cpu_share: Share = 0.0
+    """CPUs that its process and its descendants used while we looked."""
+    collective: Shown = ""
+    """The collective operation that it is in, with its number, where torch tells it."""
+    problem: Shown = ""
+    """Why its Python stack is unknown, in a clause; empty: it is known."""
+
+
+@record
+class NodeStacks:
+    """agent to view: what the workers of one node execute."""
+
+    number: Count
+    """The number of the question."""
+    node_rank: Count
+    """Number of the node."""
+    host: Shown
+    """Name of its host."""
+    ranks: tuple[RankStacks, ...]
+    """Its workers, by local rank."""

@@ -1,0 +1,1 @@
+"""Views into running jobs: which ones there are, what their workers do, and what that means."""
