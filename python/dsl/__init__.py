@@ -22,6 +22,7 @@ if (
 from dsl._core import (
     EVENT_VERSION,
     BindingError,
+    Called,
     Ended,
     EngineError,
     Event,
@@ -51,6 +52,7 @@ from dsl._core import (
 __all__ = [
     "EVENT_VERSION",
     "BindingError",
+    "Called",
     "Ended",
     "EngineError",
     "Event",

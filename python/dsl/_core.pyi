@@ -61,6 +61,13 @@ def kernel_interfaces() -> dict[str, str]:
     engine makes a cgroup for an instant.
     """
 
+def vitals(pids: Sequence[int]) -> list[tuple[str, int, int, int] | None]:
+    """What processes use; None for a process that has ended, or that cannot be seen.
+
+    The kernel's letter for its state, milliseconds of CPU time (with that of children that were waited for),
+    bytes of resident memory, number of threads.
+    """
+
 def probe_port(port: int) -> int:
     """Listen on a TCP port for an instant, on all addresses as a TCPStore does; port 0: any free port.
 
@@ -379,6 +386,10 @@ class Killing(_Event):
     tier: Final[Literal["cgroup", "scan"]]
 
 @final
+class Called(_Event):
+    """Somebody calls at the socket of `Supervisor.listen`. Reported again only after `Supervisor.callers`."""
+
+@final
 class ForkServerReady(_Event):
     """A fork server has finished its imports, and takes orders."""
 
@@ -472,6 +483,7 @@ Event: TypeAlias = (
     | SignalReceived
     | Stopping
     | Killing
+    | Called
     | ForkServerReady
     | ForkServerSlow
     | ForkServerLost
@@ -551,6 +563,21 @@ class Supervisor:
 
         Raises `EngineError` on a closed supervisor.
         """
+    def listen(self, folder: _Path, name: str) -> None:
+        """Let others call at a socket of this name, and report `Called` when they do.
+
+        The folder is made if it is missing. The socket is removed with the supervisor. It costs nothing while
+        nobody calls.
+
+        Raises `EngineError`: the socket cannot be made, or the folder is not for this user alone.
+        """
+    def callers(self) -> list[int]:
+        """Take the descriptors of those who have called, which you have to close.
+
+        They do not block. Callers of other users than root and this one were turned away.
+        """
+    def pids(self) -> list[int]:
+        """Pids of the group's workers, by index; 0 for a worker that does not run."""
     def wake(self) -> None:
         """Make a `wait` in another thread return an empty list at once; without one, the next `wait`.
 

@@ -82,6 +82,11 @@ pub(crate) struct Killing {
     tier: &'static str,
 }
 
+/// Somebody calls at the job's socket.
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Called {}
+
 /// A fork server takes orders.
 #[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 #[derive(PartialEq, Eq, Hash)]
@@ -211,6 +216,7 @@ record! {
     Stopping { reason, signum, grace_s }
     Killing { workers, tier }
     LogNotice { kind, worker, path, errno, count }
+    Called {}
     ForkServerReady { server }
     ForkServerSlow { server, pid, import_s }
     ForkServerLost { server, pid, signum, text, workers }

@@ -41,6 +41,19 @@ fn kernel_interfaces(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
+/// State letter, milliseconds of processor time, bytes of resident memory and number of threads.
+type Vitals = (char, u64, u64, u32);
+
+/// What each of these processes uses; None for a process that has ended or cannot be seen.
+#[pyfunction]
+fn vitals(py: Python<'_>, pids: Vec<i32>) -> Vec<Option<Vitals>> {
+    let found = py.detach(|| dsl_engine::procfs::vitals(&pids));
+    let plain = |one: dsl_engine::procfs::Vitals| {
+        (char::from(one.state), one.cpu_ms, one.rss_bytes, one.threads)
+    };
+    found.into_iter().map(|one| one.map(plain)).collect()
+}
+
 /// Listens on a TCP port for an instant; see [`dsl_engine::ports::probe`].
 #[pyfunction]
 fn probe_port(port: u16) -> PyResult<u16> {
@@ -58,7 +71,7 @@ mod _core {
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
     use super::event::{
-        Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
+        Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
         SignalReceived, Started, Stopping, Unbound,
     };
     #[pymodule_export]
@@ -74,7 +87,7 @@ mod _core {
     #[pymodule_export]
     use super::supervisor::Supervisor;
     #[pymodule_export]
-    use super::{build_info, kernel_interfaces, probe_port};
+    use super::{build_info, kernel_interfaces, probe_port, vitals};
 
     use pyo3::prelude::*;
 
@@ -92,6 +105,7 @@ mod _core {
             py.get_type::<SignalReceived>(),
             py.get_type::<Stopping>(),
             py.get_type::<Killing>(),
+            py.get_type::<Called>(),
             py.get_type::<ForkServerReady>(),
             py.get_type::<ForkServerSlow>(),
             py.get_type::<ForkServerLost>(),

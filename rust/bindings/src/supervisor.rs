@@ -1,6 +1,7 @@
 //! The supervisor: every method converts its arguments, releases the interpreter, and calls the engine.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -131,6 +132,25 @@ impl Supervisor {
                 .map(|event| event::to_python(py, event))
                 .collect(),
         }
+    }
+
+    /// Let views into the job call at a socket of this name, in a folder of this user alone.
+    fn listen(&self, py: Python<'_>, folder: PathBuf, name: &str) -> PyResult<()> {
+        let handle = self.handle()?;
+        py.detach(|| handle.listen(&folder, name)).map_err(to_python)
+    }
+
+    /// Take those who have called. The caller owns the descriptors.
+    fn callers(&self, py: Python<'_>) -> PyResult<Vec<i32>> {
+        let handle = self.handle()?;
+        let taken = py.detach(|| handle.take_callers()).map_err(to_python)?;
+        Ok(taken.into_iter().map(IntoRawFd::into_raw_fd).collect())
+    }
+
+    /// Pids of the group's workers, by index; 0 for a worker that does not run.
+    fn pids(&self, py: Python<'_>) -> PyResult<Vec<i32>> {
+        let handle = self.handle()?;
+        py.detach(|| handle.pids()).map_err(to_python)
     }
 
     /// Make the present or the next wait return an empty list.

@@ -284,6 +284,8 @@ pub enum Event {
         /// Running workers that die with it.
         workers: Vec<usize>,
     },
+    /// Somebody calls at the job's socket. Reported again only after the callers were taken.
+    Called,
     /// The last event of a group.
     Ended {
         /// The earliest failure that we did not cause.

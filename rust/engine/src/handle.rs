@@ -1,6 +1,7 @@
 //! Runs a supervisor on a separate thread, for callers that must not block.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,7 +14,7 @@ use crate::guard::Agent;
 use crate::mux::{Consoles, Flushed};
 use crate::os::spawn_quiet_with;
 use crate::spec::{Console, LaunchSpec};
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Callers, Supervisor};
 use crate::sys::signal::SignalSet;
 
 mod news;
@@ -27,6 +28,9 @@ enum Command {
     Signal { number: i32, worker: Option<usize> },
     Stop { signal: i32, grace: Option<Duration> },
     Kill,
+    Listen(Callers, Sender<Result<(), Error>>),
+    TakeCallers(Sender<Vec<OwnedFd>>),
+    Pids(Sender<Vec<i32>>),
     Close,
 }
 
@@ -73,16 +77,12 @@ impl Handle {
 
     /// Checks the spec and the limits and begins to start the group.
     pub fn start(&self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
-        let (report, answer) = channel();
-        self.send(Command::Start(spec, report))?;
-        answer.recv().map_err(|_| Error::Closed)?
+        self.ask(|report| Command::Start(spec, report))?
     }
 
     /// Executes a fork server, see [`Supervisor::start_fork_server`]. Returns its number.
     pub fn start_fork_server(&self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
-        let (report, answer) = channel();
-        self.send(Command::StartForkServer(Box::new(spec), patience, report))?;
-        answer.recv().map_err(|_| Error::Closed)?
+        self.ask(|report| Command::StartForkServer(Box::new(spec), patience, report))?
     }
 
     /// Sends a signal to one worker, or to all.
@@ -98,6 +98,29 @@ impl Handle {
     /// Kills the group.
     pub fn kill(&self) -> Result<(), Error> {
         self.send(Command::Kill)
+    }
+
+    /// Lets views into the job call at a socket of this name, in a folder of this user, and reports
+    /// [`crate::event::Event::Called`].
+    pub fn listen(&self, folder: &Path, name: &str) -> Result<(), Error> {
+        let callers = Callers::new(folder, name)?;
+        self.ask(|report| Command::Listen(callers, report))?
+    }
+
+    /// Takes those who have called.
+    pub fn take_callers(&self) -> Result<Vec<OwnedFd>, Error> {
+        self.ask(Command::TakeCallers)
+    }
+
+    /// Pids of the group's workers, by index; 0 for a worker that does not run.
+    pub fn pids(&self) -> Result<Vec<i32>, Error> {
+        self.ask(Command::Pids)
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Error> {
+        let (report, answer) = channel();
+        self.send(command(report))?;
+        answer.recv().map_err(|_| Error::Closed)
     }
 
     fn send(&self, command: Command) -> Result<(), Error> {
@@ -239,6 +262,15 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
             Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
             Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),
             Ok(Command::Kill) => supervisor.kill(),
+            Ok(Command::Listen(callers, report)) => {
+                let _ = report.send(supervisor.listen(callers));
+            }
+            Ok(Command::TakeCallers(report)) => {
+                let _ = report.send(supervisor.take_callers());
+            }
+            Ok(Command::Pids(report)) => {
+                let _ = report.send(supervisor.pids());
+            }
             Ok(Command::Close) | Err(TryRecvError::Disconnected) => return false,
             Err(TryRecvError::Empty) => return true,
         }

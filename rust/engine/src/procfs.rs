@@ -19,8 +19,8 @@ use rustix::io::Errno;
 mod snapshot;
 
 pub(crate) use snapshot::Activity;
-pub use snapshot::{Stat, descendants, parse_stat};
-use snapshot::{has_no_memory, parse_activity, parse_exit_status};
+pub use snapshot::{Stat, Vitals, descendants, parse_stat};
+use snapshot::{has_no_memory, parse_activity, parse_exit_status, parse_vitals};
 
 /// Bytes of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
@@ -74,6 +74,13 @@ pub(crate) fn is_halted(pid: i32) -> bool {
 pub(crate) fn activity(pid: i32) -> Option<Activity> {
     let mut procfs = ProcFs::open().ok()?;
     parse_activity(procfs.starts(pid, "stat").ok()?)
+}
+
+/// What each of these processes uses; `None` for a process that has ended or cannot be seen.
+pub fn vitals(pids: &[i32]) -> Vec<Option<Vitals>> {
+    let mut procfs = ProcFs::open().ok();
+    let mut one = |pid: i32| parse_vitals(procfs.as_mut()?.starts(pid, "stat").ok()?);
+    pids.iter().map(|&pid| if pid > 0 { one(pid) } else { None }).collect()
 }
 
 /// The status of a zombie in the form of `wait(2)`; `None` if the process is no zombie or cannot be seen.

@@ -23,6 +23,7 @@ use crate::starting::Next;
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
+mod callers;
 mod death_queue;
 mod deaths;
 mod ending;
@@ -37,6 +38,7 @@ mod remains;
 mod start;
 mod watched;
 
+pub(crate) use callers::Callers;
 use guard_link::GuardLink;
 use job::Job;
 use job_control::JobControl;
@@ -78,6 +80,8 @@ pub struct Supervisor {
     orphans_due: Option<Instant>,
     from_terminal: bool,
     job_control: JobControl,
+    /// Where views into the job call, if they may.
+    callers: Option<Callers>,
     /// The spec of the latest group.
     latest: Option<Arc<LaunchSpec>>,
     reading: bool,
@@ -125,6 +129,7 @@ impl Supervisor {
             orphans_due: None,
             from_terminal: false,
             job_control: JobControl::default(),
+            callers: None,
             latest: None,
             reading: true,
             events: Vec::new(),
@@ -191,7 +196,7 @@ impl Supervisor {
     pub fn turn(&mut self) -> Result<(), Error> {
         self.start_some();
         let ready = self.poller.wait(self.timeout())?;
-        let ready: Vec<Watched> = ready.into_iter().filter_map(Watched::decode).collect();
+        let ready: Vec<Watched> = ready.into_iter().map(Watched::decode).collect();
         let now = SystemTime::now();
         // Deaths come first, in the kernel's order. All are noted before we act on the first.
         let mut inputs = Vec::new();
@@ -216,6 +221,7 @@ impl Supervisor {
                 }
                 Watched::Cgroup => self.cgroup_changed(),
                 Watched::ForkServer(number) => self.listen_to_server(number),
+                Watched::Caller => self.somebody_calls(),
             }
         }
         if self.sweeps {

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{
-    Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
+    Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
     SignalReceived, Started, Stopping, Unbound, nanoseconds, survivors,
 };
 
@@ -98,6 +98,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             Py::new(py, Killing { workers, tier })?.into_any()
         }
         engine::Event::Log(notice) => Py::new(py, LogNotice::from(notice))?.into_any(),
+        engine::Event::Called => Py::new(py, Called {})?.into_any(),
         engine::Event::ForkServerReady { server } => Py::new(py, ForkServerReady { server })?.into_any(),
         engine::Event::ForkServerSlow { server, pid, after } => {
             let import_s = after.as_secs_f64();

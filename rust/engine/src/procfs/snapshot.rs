@@ -1,5 +1,7 @@
 //! One look at the process table, and the tree below a process in it.
 
+use rustix::param::{clock_ticks_per_second, page_size};
+
 use super::number;
 
 /// One process of a snapshot. Snapshots include dead processes that are not reaped yet.
@@ -86,6 +88,37 @@ pub(super) fn parse_activity(text: &[u8]) -> Option<Activity> {
     Some(Activity {
         waits: state == b'S',
         ticks: user + system,
+    })
+}
+
+/// What a process uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vitals {
+    /// State letter, as in [`Stat`].
+    pub state: u8,
+    /// Milliseconds of processor time, with that of children that were waited for.
+    pub cpu_ms: u64,
+    /// Number of threads.
+    pub threads: u32,
+    /// Bytes of resident memory.
+    pub rss_bytes: u64,
+}
+
+/// What a process uses, from a line of `stat`: its fields 3, 14 to 17, 20 and 24.
+pub(super) fn parse_vitals(text: &[u8]) -> Option<Vitals> {
+    let stat = parse_stat(text)?;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = text[close..].split(|&byte| byte == b' ').skip(12);
+    let mut ticks = 0;
+    for _ in 0..4 {
+        ticks += number::<u64>(fields.next()?).filter(|&one| one < 1 << 60)?;
+    }
+    let pages: u64 = number(fields.nth(6)?)?;
+    Some(Vitals {
+        state: stat.state,
+        cpu_ms: ticks.saturating_mul(1000) / clock_ticks_per_second(),
+        threads: stat.threads,
+        rss_bytes: pages.saturating_mul(page_size() as u64),
     })
 }
 

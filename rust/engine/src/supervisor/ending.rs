@@ -31,6 +31,15 @@ impl Supervisor {
         running.map(|(_, pid)| pid).collect()
     }
 
+    /// Pids of the group's workers, by index; 0 for a worker that does not run.
+    pub(crate) fn pids(&self) -> Vec<i32> {
+        let mut pids = vec![0; self.job.as_ref().map_or(0, Job::size)];
+        for (index, pid) in self.job.iter().flat_map(Job::running) {
+            pids[index] = pid;
+        }
+        pids
+    }
+
     /// Calls `work` with the facts by which the group's remaining processes are found.
     pub(super) fn with_remains<T>(&mut self, work: impl FnOnce(&mut Remains, Group<'_>) -> T) -> Option<T> {
         let workers = self.running_pids();

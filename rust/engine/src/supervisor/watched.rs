@@ -17,6 +17,8 @@ pub(super) enum Watched {
     Cgroup,
     /// This fork server has sent or written something, or has died.
     ForkServer(usize),
+    /// Somebody calls at the job's socket.
+    Caller,
 }
 
 impl Watched {
@@ -29,21 +31,22 @@ impl Watched {
             Self::Wake => (4, 0),
             Self::Cgroup => (5, 0),
             Self::ForkServer(server) => (6, server),
+            Self::Caller => (7, 0),
         };
         (number as u64) << 3 | kind
     }
 
-    pub(super) fn decode(data: u64) -> Option<Self> {
+    pub(super) fn decode(data: u64) -> Self {
         let number = (data >> 3) as usize;
         match data & 7 {
-            0 => Some(Self::Worker(number)),
-            1 => Some(Self::Pipe(number >> 1, number & 1)),
-            2 => Some(Self::Intake),
-            3 => Some(Self::Guard),
-            4 => Some(Self::Wake),
-            5 => Some(Self::Cgroup),
-            6 => Some(Self::ForkServer(number)),
-            _ => None,
+            0 => Self::Worker(number),
+            1 => Self::Pipe(number >> 1, number & 1),
+            2 => Self::Intake,
+            3 => Self::Guard,
+            4 => Self::Wake,
+            5 => Self::Cgroup,
+            6 => Self::ForkServer(number),
+            _ => Self::Caller,
         }
     }
 }
@@ -64,10 +67,10 @@ mod tests {
             Watched::Wake,
             Watched::Cgroup,
             Watched::ForkServer(3),
+            Watched::Caller,
         ];
         for watched in all {
-            assert_eq!(Watched::decode(watched.encode()), Some(watched));
+            assert_eq!(Watched::decode(watched.encode()), watched);
         }
-        assert_eq!(Watched::decode(7), None);
     }
 }

@@ -1,0 +1,119 @@
+//! The socket of a job, at which views into the job call. Nothing runs for it while nobody calls.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::error::Error;
+use crate::event::Event;
+use crate::supervisor::Supervisor;
+use crate::supervisor::watched::Watched;
+
+/// Callers that may wait. The kernel refuses further ones.
+const WAITING: i32 = 16;
+
+/// A listening socket, which is removed with this value.
+pub(crate) struct Callers {
+    folder: OwnedFd,
+    name: String,
+    listener: OwnedFd,
+}
+
+impl Callers {
+    /// Listens at a new socket of this name. Makes the folder for this user alone if it is missing.
+    ///
+    /// Fails if another user owns the folder or could enter it.
+    pub(crate) fn new(folder: &Path, name: &str) -> Result<Self, Error> {
+        Self::try_new(folder, name).map_err(Error::os("listen at the socket of the job"))
+    }
+
+    fn try_new(folder: &Path, name: &str) -> io::Result<Self> {
+        match rustix::fs::mkdir(folder, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
+        let about = rustix::fs::fstat(&folder)?;
+        let mode = Mode::from_raw_mode(about.st_mode);
+        let is_ours = about.st_uid == rustix::process::geteuid().as_raw();
+        if !is_ours || mode.intersects(Mode::RWXG | Mode::RWXO) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The kernel gives the file these permissions, less the umask.
+        rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
+        // By the descriptor: the path of the folder may be longer than the address of a socket can be.
+        let path = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+        let callers = Self {
+            folder,
+            name: name.to_owned(),
+            listener,
+        };
+        rustix::net::listen(&callers.listener, WAITING)?;
+        Ok(callers)
+    }
+
+    /// Takes the callers that wait. Those of other users are turned away; root may look at all jobs.
+    fn take(&self) -> Vec<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let mut taken = Vec::new();
+        for _ in 0..WAITING {
+            match rustix::net::accept_with(&self.listener, flags) {
+                Ok(caller) if may_look(caller.as_fd()) => taken.push(caller),
+                Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        taken
+    }
+}
+
+impl Drop for Callers {
+    fn drop(&mut self) {
+        // Fails only if somebody else has removed it.
+        let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
+    }
+}
+
+fn may_look(caller: BorrowedFd<'_>) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(caller).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}
+
+impl Supervisor {
+    /// Reports [`Event::Called`] when somebody calls at this socket.
+    pub(crate) fn listen(&mut self, callers: Callers) -> Result<(), Error> {
+        self.poller.watch(&callers.listener, Watched::Caller.encode())?;
+        self.callers = Some(callers);
+        Ok(())
+    }
+
+    /// Takes those who have called, and reports the next call.
+    pub(crate) fn take_callers(&mut self) -> Vec<OwnedFd> {
+        let Some(callers) = &self.callers else {
+            return Vec::new();
+        };
+        let taken = callers.take();
+        // Fails if nobody has called: the socket is watched still.
+        let _ = self.poller.watch(&callers.listener, Watched::Caller.encode());
+        taken
+    }
+
+    /// Not watched again before the owner has taken the callers, so that a crowd of them costs nothing.
+    pub(super) fn somebody_calls(&mut self) {
+        if let Some(callers) = &self.callers {
+            self.poller.forget(&callers.listener);
+            self.events.push(Event::Called);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
