@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 
-use rustix::process::Rlimit;
+use rustix::process::{Rlimit, getpid};
 
 use crate::cgroup::AttemptCgroup;
 use crate::event::StartFailure;
@@ -163,6 +163,7 @@ impl Spawner {
                     _ => ProcessGroup::Own,
                 },
                 parent_death_signal: Some(libc::SIGKILL),
+                observer: getpid().as_raw_nonzero().get(),
                 open_files: Some(self.open_files),
                 cpus: &cpus,
                 memory: memory.as_ref(),

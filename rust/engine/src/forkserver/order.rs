@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::process::{Resource, Rlimit, fchdir, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, fchdir, getppid, setrlimit};
 
 use super::message::Entered;
 use super::plan::{Plan, Stderr};
@@ -34,6 +34,8 @@ pub(super) struct Trace {
 pub struct Order {
     number: u64,
     server: i32,
+    /// The process that has executed the server; 0 if it is gone.
+    agent: i32,
     trace: Arc<Trace>,
     plan: Plan,
     fds: Option<Descriptors>,
@@ -68,6 +70,7 @@ impl Order {
         Ok(Self {
             number,
             server,
+            agent: Pid::as_raw(getppid()),
             trace,
             plan,
             fds: Some(descriptors),
@@ -172,6 +175,7 @@ impl Order {
                 group => ProcessGroup::Join(group),
             },
             parent_death_signal: Some(libc::SIGKILL),
+            observer: self.agent,
             // Not set if imports have changed the limit: only root could raise a limit that an import has lowered.
             open_files: self.trace.open_files.is_none().then_some(self.plan.open_files),
             cpus: &self.plan.cpus,

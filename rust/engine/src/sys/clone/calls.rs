@@ -120,6 +120,16 @@ pub(super) fn die_with_parent(signal: i32) -> Result<(), Errno> {
     done(unsafe { syscall(libc::SYS_prctl, [option, signal as usize, 0, 0, 0, 0]) })
 }
 
+/// Lets another process and its descendants trace this one where Yama's `ptrace_scope` is 1. It lasts across
+/// `execve`.
+///
+/// [PR_SET_PTRACER(2const)](https://man7.org/linux/man-pages/man2/PR_SET_PTRACER.2const.html)
+pub(super) fn let_look(observer: i32) -> Result<(), Errno> {
+    let option = libc::PR_SET_PTRACER as usize;
+    // SAFETY: this option takes a pid and touches no memory.
+    done(unsafe { syscall(libc::SYS_prctl, [option, observer as usize, 0, 0, 0, 0]) })
+}
+
 /// [getppid(2)](https://man7.org/linux/man-pages/man2/getppid.2.html)
 pub(super) fn parent() -> i32 {
     // SAFETY: takes no argument and cannot fail.
