@@ -566,8 +566,8 @@ class Supervisor:
     def listen(self, folder: _Path, name: str) -> None:
         """Let others call at a socket of this name, and report `Called` when they do.
 
-        The folder is made if it is missing. The socket is removed with the supervisor. It costs nothing while
-        nobody calls.
+        The folder is made if it is missing. `unlisten` removes the socket, and so does the end of the
+        supervisor. It costs nothing while nobody calls.
 
         Raises `EngineError`: the socket cannot be made, or the folder is not for this user alone.
         """
@@ -576,6 +576,8 @@ class Supervisor:
 
         They do not block. Callers of other users than root and this one were turned away.
         """
+    def unlisten(self) -> None:
+        """Remove the socket. Those who have called keep their connections."""
     def pids(self) -> list[int]:
         """Pids of the group's workers, by index; 0 for a worker that does not run."""
     def wake(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dsl import (
     EVENT_VERSION,
     BindingError,
+    Called,
     Ended,
     EngineError,
     Exit,
@@ -78,6 +79,8 @@ def describe(event: Event) -> str:
         return f"{event.tier} {[worker + 1 for worker in event.workers]}"
     if isinstance(event, LogNotice):
         return f"{event.kind} {event.worker} {event.path} {event.errno} {event.count + 1}"
+    if isinstance(event, Called):
+        return repr(event)
     if isinstance(event, ForkServerReady):
         return f"{event.server + 1}"
     if isinstance(event, ForkServerSlow):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from os import urandom
 
-from dsl import Ended, EngineError, Exited, ForkServerLost, SignalReceived, Stopping, _own_process
+from dsl import Called, Ended, EngineError, Exited, ForkServerLost, SignalReceived, Stopping, _own_process
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
+from dsl.machine.this_process import socket_folders
 from dsl.model.outcome import (
     KEPT,
     AttemptEnded,
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeAlias
 
     from dsl import Exit, Supervisor
+    from dsl.agent.views import Elsewhere, Views
     from dsl.model.node import ForkServer, NodePlan
+    from dsl.model.observation import Look
     from dsl.model.outcome import Decision, Membership
 
     Policy: TypeAlias = Callable[[History, object, Membership], Decision]
@@ -72,6 +76,13 @@ if TYPE_CHECKING:
             """Take the events that are there, without waiting."""
 
 
+class Asked:
+    """An event of a channel: the head of the job asks what our workers do. ``reply`` sends an answer."""
+
+    def __init__(self, look: Look, reply: Callable[[object], None]) -> None:
+        self.look, self.reply = look, reply
+
+
 LATE_MODULES = (
     "dsl.model.failure",
     "dsl.printable",
@@ -106,7 +117,9 @@ class Agent:
     The constructor prepares everything that needs no supervisor: a command makes its agent before it forks,
     when nothing has to be copied yet. The agent waits for ``channels`` together with the engine. ``policy``
     says what follows from an event. ``stdin_is_terminal``: the worker that reads our stdin gets a terminal.
-    ``routine``: listeners also hear of starts and clean exits, at once.
+    ``routine``: listeners also hear of starts and clean exits, at once. ``command_pid``: the pid by which the
+    user knows the job; views into it call at a socket with this name. 0: they call elsewhere. ``elsewhere``:
+    what they see of other hosts.
     """
 
     def __init__(
@@ -119,8 +132,13 @@ class Agent:
         policy: Policy = decide,
         stdin_is_terminal: bool = False,
         routine: bool = False,
+        command_pid: int = 0,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._source = source
+        self._command_pid = command_pid
+        self._elsewhere = elsewhere
+        self._views: Views | None = None
         self._decide = policy
         self._routine = routine
         self._listeners = listeners
@@ -148,6 +166,7 @@ class Agent:
             self._tell(OutputCut(early + late, signum))
             if outcome.code == 0 and signum is not None:
                 outcome = replace(outcome, code=128 + signum)
+        supervisor.unlisten()
         return outcome
 
     def _prepare(self, plan: NodePlan) -> None:
@@ -157,6 +176,9 @@ class Agent:
     def _run(self, supervisor: Supervisor) -> Outcome:
         self._start(supervisor)
         _take_along()
+        self._started_ns = time.time_ns()
+        if self._command_pid:
+            self._let_look(supervisor)
         while True:
             decision = self._attend(supervisor)
             if decision.kind in WAITS:
@@ -178,6 +200,26 @@ class Agent:
                 return self._give_up(error, supervisor)
             except Exception as error:  # noqa: BLE001  whatever it is, the last attempt has ended as it did
                 return self._give_up(DslError(f"internal error: {type(error).__name__}: {error}"), supervisor)
+
+    def _let_look(self, supervisor: Supervisor) -> None:
+        """Make the socket at which views into the job call. Without it, nobody can look."""
+        name = f"{self._command_pid}-{urandom(4).hex()}.sock"
+        for folder in socket_folders():
+            try:
+                supervisor.listen(folder, name)
+            except EngineError:
+                continue
+            return
+
+    def _views_of(self, supervisor: Supervisor) -> Views:
+        if self._views is None:
+            from dsl.agent.views import Views
+
+            def state() -> tuple[NodePlan, History, int]:
+                return self._plan, self._history, self._started_ns
+
+            self._views = Views(supervisor, state, self._command_pid, self._elsewhere)
+        return self._views
 
     def _end(self, decision: Decision) -> Outcome:
         error = DslError(decision.why) if decision.why else None
@@ -237,7 +279,7 @@ class Agent:
         from dsl.machine.prewarm import prewarm
 
         def goes_on() -> bool:
-            self._take_in(*self._wait(supervisor, at_once=True))
+            self._take_in(supervisor, *self._wait(supervisor, at_once=True))
             return not self._queue
 
         self._tell(prewarm(self._plan.workers[0].argv[0], self._plan.env, goes_on))
@@ -295,16 +337,24 @@ class Agent:
             if self._pause_s is not None and time.monotonic() >= self._pause_s:
                 self._pause_s = None
                 return PatienceOver()
-            self._take_in(*self._wait(supervisor))
+            self._take_in(supervisor, *self._wait(supervisor))
         event, is_news = self._queue.pop(0)
         if is_news:
             self._history = replace(self._history, news=(*self._history.news, event))
         return event
 
-    def _take_in(self, told: Sequence[object], happened: Sequence[object]) -> None:
+    def _take_in(self, supervisor: Supervisor, told: Sequence[object], happened: Sequence[object]) -> None:
         """Queue events of the channels and of the engine, and mark those that matter to later decisions."""
-        self._queue += [(event, not isinstance(event, TimerExpired)) for event in told]
-        self._queue += [(event, _is_news(event)) for event in happened]
+        for event in told:
+            if isinstance(event, Asked):
+                self._views_of(supervisor).answer(event.look, event.reply)
+            else:
+                self._queue.append((event, not isinstance(event, TimerExpired)))
+        for event in happened:
+            if isinstance(event, Called):
+                self._views_of(supervisor).welcome()
+            else:
+                self._queue.append((event, _is_news(event)))
 
     def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
         """Apply a decision to a running group. What follows is decided when the group has ended."""

@@ -15,6 +15,7 @@ from dsl._record import replace
 from dsl.agent.agent import LONGEST_POLL_MS
 from dsl.agent.joining import objection
 from dsl.agent.policy import END_ACTIONS, signal_code
+from dsl.agent.views import Elsewhere
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.terms import fixed_places
@@ -72,6 +73,10 @@ class FirstNode:
         self._conductor = Conductor(terms, time.monotonic(), self._port_of)
         self._conductor.clocks[0] = OURS
         self._links: dict[int, Link] = {}
+        self.elsewhere = Elsewhere(
+            lambda: self._links, self._conductor.name, nodes=self._hello.nodes, has_own=True
+        )
+        """What views into the job see of the other nodes."""
         self._guests: list[Link] = []
         """Nodes that were sent to the other port, or away, and have not hung up yet."""
         self._hosts = {0: self._hello.host}
@@ -198,6 +203,8 @@ class FirstNode:
         if isinstance(message, Hello):
             self._greet(link, message)
         elif self._links.get(place) is link:
+            if self.elsewhere.hear(place, message):
+                return
             if link.clock is not None:
                 self._conductor.clocks[place] = link.clock
             if isinstance(message, Lost) and not self._conductor.has_begun:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl import Supervisor
+    from dsl.agent.agent import Channel
     from dsl.agent.session import Launch
     from dsl.facts import Facts
     from dsl.model.job import Notice
@@ -73,7 +74,9 @@ class FixedNodes(Hooks):
         assert self._orders is not None
         own = listen(self._planner, plan, sink, judged=self.judged)
         listeners = [*own, Reporter(plan, self._node.send), self._node]
-        return Crew(listeners, (self._orders, *timers_of(self._planner)), decide, hooks=self)
+        elsewhere = self._node.elsewhere if isinstance(self._node, FirstNode) else None
+        channels: list[Channel] = [self._orders, *timers_of(self._planner)]
+        return Crew(listeners, channels, decide, hooks=self, elsewhere=elsewhere)
 
     def judged(self) -> Judgement | None:
         """How the job has ended on all nodes, see `Orders.judgement`."""

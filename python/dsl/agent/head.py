@@ -13,6 +13,7 @@ from dsl import Ended, SignalReceived, Stopping, __version__
 from dsl.agent.policy import GO_ON
 from dsl.agent.session import Crew, Hooks, Session
 from dsl.agent.starters import KeyTold, Killed, Missing, Starters
+from dsl.agent.views import Elsewhere
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
 from dsl.conductor.terms import reached_terms, seats_of
@@ -67,7 +68,11 @@ def run_head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts:
     )
     conductor = Conductor(reached_terms(job, remote, assignment), time.monotonic())
     head = Head(job, conductor, Starters(job, starts, node_ranks, facts.environ), hub)
-    return Session(head, lambda _: Crew([head], [head], head.decide, hooks=head, routine=True)).run_guarded()
+
+    def crew(_plan: NodePlan) -> Crew:
+        return Crew([head], [head], head.decide, hooks=head, routine=True, elsewhere=head.elsewhere)
+
+    return Session(head, crew).run_guarded()
 
 
 def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str], Pairs]:
@@ -104,6 +109,14 @@ class Head(Hooks):
         self._hub = hub
         hub.share_output(len(conductor.places))
         self._links: dict[int, Link] = {}
+        self.elsewhere = Elsewhere(
+            lambda: self._links,
+            conductor.name,
+            nodes=len(job.hosts),
+            workers=sum(len(host.slots) for host in job.hosts),
+            words=(job.program.script, *job.program.args),
+        )
+        """What views into the job see."""
         self._dismissal_s: float | None = None
         self._supervisor: Supervisor | None = None
         self._is_orphan = False
@@ -180,6 +193,8 @@ class Head(Hooks):
             self._links[place] = link
         if self._links.get(place) is not link:
             return  # this link has not greeted us
+        if self.elsewhere.hear(place, message):
+            return
         is_silent = place in self._starters.streams and not self.conductor.has_greeted(place)
         if isinstance(message, Lost) and is_silent:
             return  # its program will end and say why

@@ -155,7 +155,7 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     def crew(plan: NodePlan) -> Crew:
         head.announced = announcements(plan, assignment)
         listeners: list[Listener] = [Reporter(plan, head.send), Narrator(plan, HeadSink(head.send))]
-        return Crew(listeners, [orders], decide, hooks=head)
+        return Crew(listeners, [orders], decide, hooks=head, is_visible=False)
 
     return Session(part, crew).run_guarded()
 

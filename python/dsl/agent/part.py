@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dsl import Ended, Exited, SignalReceived, Stopping
 from dsl._record import replace
+from dsl.agent.agent import Asked
 from dsl.agent.planner import Planner
 from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
 from dsl.control.checks import meeting_problem
 from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
+from dsl.model.observation import Look
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
 
 TYPE_CHECKING = False
@@ -70,12 +72,14 @@ class Orders:
 
     def read(self) -> Sequence[object]:
         """Take the messages of the conductor: they are events for `decide`."""
-        said = self._conversation.receive()
-        for message in said:
+        said = list(self._conversation.receive())
+        for index, message in enumerate(said):
             if isinstance(message, Meeting):
                 self.meeting = message
             elif isinstance(message, Over):
                 self.judgement = message.judgement
+            elif isinstance(message, Look):
+                said[index] = Asked(message, self._conversation.send)
         return said
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the conductor knows

@@ -97,7 +97,7 @@ def run_rounds(plans: Sequence[NodePlan]) -> int:
     """Run the rounds one after another; return the exit code of the first one that failed, or 0."""
     code = 0
     for plan in plans:
-        session = Session(_Once(plan), lambda plan: Crew((_Teller(plan),)))
+        session = Session(_Once(plan), lambda plan: Crew((_Teller(plan),), is_visible=False))
         ended = session.run_here(lambda outcome: outcome.code)
         code = code or ended or 0
     return code

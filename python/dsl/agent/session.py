@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dsl.agent.agent import Channel, Listener, Policy, Source
     from dsl.agent.planner import Planner
     from dsl.agent.timers import FileTimers
+    from dsl.agent.views import Elsewhere
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
@@ -79,7 +80,11 @@ class Hooks:
 
 
 class Crew:
-    """What takes part in a job beside the engine. ``routine``: listeners also get starts and clean exits."""
+    """What takes part in a job beside the engine.
+
+    ``routine``: listeners also get starts and clean exits. ``elsewhere``: what views see of other hosts.
+    ``is_visible``: views into the job call here, not at its head.
+    """
 
     def __init__(
         self,
@@ -89,7 +94,11 @@ class Crew:
         *,
         hooks: Hooks | None = None,
         routine: bool = False,
+        elsewhere: Elsewhere | None = None,
+        is_visible: bool = True,
     ) -> None:
+        self.elsewhere = elsewhere
+        self.is_visible = is_visible
         self.listeners = listeners
         self.channels = channels
         self.policy = policy
@@ -160,8 +169,9 @@ class Session:
             if plan is None:
                 return code or 0
             plan = self._prepare(plan)
-            return self._agent(plan, self._crew(plan)).run(supervisor).code
+            return self._agent(plan, self._crew(plan), pid).run(supervisor).code
 
+        pid = os.getpid()
         return self._hold(lambda mask: self._fork(sketch, hooks, mask, run))
 
     def run_here(self, conclude: Callable[[Outcome], T]) -> T | None:
@@ -204,7 +214,8 @@ class Session:
         if self._tell is not None:
             self._tell(plan, [notice for notice in self._told if notice.is_made == is_made])
 
-    def _agent(self, plan: NodePlan, crew: Crew) -> Agent:
+    def _agent(self, plan: NodePlan, crew: Crew, pid: int = 0) -> Agent:
+        """``pid``: that of the command; 0: it is this process."""
         return Agent(
             self._source,
             plan,
@@ -213,6 +224,8 @@ class Session:
             policy=crew.policy,
             stdin_is_terminal=self._stdin_is_terminal,
             routine=crew.routine,
+            command_pid=pid or os.getpid() if crew.is_visible else 0,
+            elsewhere=crew.elsewhere,
         )
 
     def _hold(self, launch: Callable[[Collection[int]], int]) -> int:

@@ -9,6 +9,7 @@ from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
 from dsl.model.judgement import FailureCode, Judgement, Moment, Report
+from dsl.model.observation import Look, Looked, NodeStacks, NodeStatus
 from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Shown, Signal
 
 TYPE_CHECKING = False
@@ -190,12 +191,13 @@ class Lost:
 
 
 TO_HEAD: Mapping[str, type] = {
-    one.__name__: one for one in (Hello, Checked, Running, Failing, Report, Said, Refused, Bye)
+    one.__name__: one
+    for one in (Hello, Checked, Running, Failing, Report, Said, NodeStatus, NodeStacks, Looked, Refused, Bye)
 }
 """The messages that an agent may send, by name."""
 
 TO_AGENT: Mapping[str, type] = {
-    one.__name__: one for one in (Assignment, Meeting, Moved, Said, Stop, Forward, Over, Refused)
+    one.__name__: one for one in (Assignment, Meeting, Moved, Said, Stop, Forward, Look, Over, Refused)
 }
 """The messages that a head may send, by name."""
 

@@ -52,6 +52,15 @@ def temp_dir() -> str:
     return os.curdir
 
 
+def socket_folders() -> list[str]:
+    """Where the sockets of this user's jobs may be. A job makes its own in the first directory."""
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    found = [runtime, f"/run/user/{uid}"]
+    usable = [f"{one}/dsl" for one in found if one[:1] == "/" and os.access(one, os.W_OK | os.X_OK)]
+    return list(dict.fromkeys([*usable, f"{temp_dir()}/dsl-{uid}", f"/tmp/dsl-{uid}"]))  # noqa: S108
+
+
 def is_this_machine(host: str) -> bool:
     """Whether a host of the hostfile is this machine: it has our name, or one of its addresses is ours."""
     name = host.rpartition("@")[2]

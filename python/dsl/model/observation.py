@@ -1,8 +1,9 @@
 """What a view into a running job asks, and what the agents of the job answer.
 
 A view connects to the socket of the job. The agent there says `JobView` at once. The view sends `Look`; for
-each node that can be seen it gets one `NodeStatus` or `NodeStacks`, then `Looked`. The head of a job on
-several hosts passes a `Look` on to the agents there, and their answers back.
+each node that can be seen it gets `NodeStatus` or `NodeStacks`, in several parts if the node has many ranks,
+then `Looked`. The head of a job on several hosts passes a `Look` on to the agents there, which answer in the
+same way, and passes their answers back.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ class JobView:
     """The program of the first worker, with its arguments."""
     pid: Count
     """Pid of the command, as the user's shell knows it."""
-    token: Shown
-    """The job's token."""
     cwd: Shown
     """Directory in which it runs."""
     host: Shown
@@ -64,7 +63,7 @@ class Look:
 
 @record
 class Looked:
-    """agent to view: no further answer to this question follows."""
+    """agent to view, agent to head: no further answer to this question follows."""
 
     number: Count
     """The number of the question."""
@@ -96,7 +95,7 @@ class RankStatus:
 
 @record
 class NodeStatus:
-    """agent to view: the workers of one node."""
+    """agent to view, agent to head: workers of one node."""
 
     number: Count
     """The number of the question."""
@@ -164,7 +163,7 @@ class RankStacks:
 
 @record
 class NodeStacks:
-    """agent to view: what the workers of one node execute."""
+    """agent to view, agent to head: what workers of one node execute. A message has at most a mebibyte."""
 
     number: Count
     """The number of the question."""

@@ -46,11 +46,11 @@ type Vitals = (char, u64, u64, u32);
 
 /// What each of these processes uses; None for a process that has ended or cannot be seen.
 #[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any sequence")]
 fn vitals(py: Python<'_>, pids: Vec<i32>) -> Vec<Option<Vitals>> {
     let found = py.detach(|| dsl_engine::procfs::vitals(&pids));
-    let plain = |one: dsl_engine::procfs::Vitals| {
-        (char::from(one.state), one.cpu_ms, one.rss_bytes, one.threads)
-    };
+    let plain =
+        |one: dsl_engine::procfs::Vitals| (char::from(one.state), one.cpu_ms, one.rss_bytes, one.threads);
     found.into_iter().map(|one| one.map(plain)).collect()
 }
 
@@ -71,8 +71,8 @@ mod _core {
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
     use super::event::{
-        Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
-        SignalReceived, Started, Stopping, Unbound,
+        Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice,
+        Output, SignalReceived, Started, Stopping, Unbound,
     };
     #[pymodule_export]
     use super::fork::{ForkLink, ForkOrder};

@@ -135,6 +135,7 @@ impl Supervisor {
     }
 
     /// Let views into the job call at a socket of this name, in a folder of this user alone.
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any path")]
     fn listen(&self, py: Python<'_>, folder: PathBuf, name: &str) -> PyResult<()> {
         let handle = self.handle()?;
         py.detach(|| handle.listen(&folder, name)).map_err(to_python)
@@ -145,6 +146,12 @@ impl Supervisor {
         let handle = self.handle()?;
         let taken = py.detach(|| handle.take_callers()).map_err(to_python)?;
         Ok(taken.into_iter().map(IntoRawFd::into_raw_fd).collect())
+    }
+
+    /// Remove the socket.
+    fn unlisten(&self, py: Python<'_>) -> PyResult<()> {
+        let handle = self.handle()?;
+        py.detach(|| handle.unlisten()).map_err(to_python)
     }
 
     /// Pids of the group's workers, by index; 0 for a worker that does not run.

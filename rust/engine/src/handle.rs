@@ -30,6 +30,7 @@ enum Command {
     Kill,
     Listen(Callers, Sender<Result<(), Error>>),
     TakeCallers(Sender<Vec<OwnedFd>>),
+    Unlisten(Sender<()>),
     Pids(Sender<Vec<i32>>),
     Close,
 }
@@ -110,6 +111,11 @@ impl Handle {
     /// Takes those who have called.
     pub fn take_callers(&self) -> Result<Vec<OwnedFd>, Error> {
         self.ask(Command::TakeCallers)
+    }
+
+    /// Removes the socket.
+    pub fn unlisten(&self) -> Result<(), Error> {
+        self.ask(Command::Unlisten)
     }
 
     /// Pids of the group's workers, by index; 0 for a worker that does not run.
@@ -267,6 +273,10 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
             }
             Ok(Command::TakeCallers(report)) => {
                 let _ = report.send(supervisor.take_callers());
+            }
+            Ok(Command::Unlisten(report)) => {
+                supervisor.unlisten();
+                let _ = report.send(());
             }
             Ok(Command::Pids(report)) => {
                 let _ = report.send(supervisor.pids());

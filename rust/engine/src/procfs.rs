@@ -80,7 +80,9 @@ pub(crate) fn activity(pid: i32) -> Option<Activity> {
 pub fn vitals(pids: &[i32]) -> Vec<Option<Vitals>> {
     let mut procfs = ProcFs::open().ok();
     let mut one = |pid: i32| parse_vitals(procfs.as_mut()?.starts(pid, "stat").ok()?);
-    pids.iter().map(|&pid| if pid > 0 { one(pid) } else { None }).collect()
+    pids.iter()
+        .map(|&pid| if pid > 0 { one(pid) } else { None })
+        .collect()
 }
 
 /// The status of a zombie in the form of `wait(2)`; `None` if the process is no zombie or cannot be seen.

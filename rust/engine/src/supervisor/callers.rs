@@ -106,6 +106,13 @@ impl Supervisor {
         taken
     }
 
+    /// Removes the socket.
+    pub(crate) fn unlisten(&mut self) {
+        if let Some(callers) = self.callers.take() {
+            self.poller.forget(&callers.listener);
+        }
+    }
+
     /// Not watched again before the owner has taken the callers, so that a crowd of them costs nothing.
     pub(super) fn somebody_calls(&mut self) {
         if let Some(callers) = &self.callers {

@@ -37,6 +37,9 @@ fn a_call_is_reported_once_until_the_callers_are_taken() {
     assert_eq!(handle.take_callers().unwrap().len(), 0);
     let _third = UnixStream::connect(&path).unwrap();
     assert_eq!(wait(&handle, long), [Event::Called]);
+    handle.unlisten().unwrap();
+    assert!(!path.exists());
+    handle.listen(&folder, "1.sock").unwrap();
     handle.close();
     assert!(!path.exists());
     fs::remove_dir_all(folder).unwrap();

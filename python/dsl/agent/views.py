@@ -1,0 +1,233 @@
+"""Answers views into a running job. Imported when somebody looks; each view has a thread of its own.
+
+The main thread of the agent only takes the callers. What a view does or leaves undone delays nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import count
+
+from dsl import EngineError, __version__
+from dsl._core import vitals
+from dsl._record import replace
+from dsl.errors import JobFormatError
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
+from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, RankStatus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Mapping
+    from queue import SimpleQueue
+
+    from dsl import Supervisor
+    from dsl.control.hub import Link
+    from dsl.model.node import NodePlan
+    from dsl.model.outcome import History
+
+MOST_VIEWS = 16
+"""Views into a job at a time. Further ones are turned away."""
+
+MOST_WORDS = 64
+IDLE_S = 600.0
+"""A view that asks nothing for so long is ended."""
+SEND_S = 10.0
+"""A view that takes nothing for so long is ended."""
+ANSWER_S = 8.0
+"""How long we wait for the answers of other hosts."""
+CHUNK = 1 << 16
+PART = 1000
+"""Ranks in one message, which may have a mebibyte."""
+
+
+class Elsewhere:
+    """The members of a job on other hosts, as far as views are concerned.
+
+    ``links`` returns the present links, by place; ``name`` the name of a place for the user. ``workers`` and
+    ``nodes`` are the numbers of the whole job; ``words`` its program; None: those of the agent's own plan.
+    ``has_own``: our own workers are ranks of the job, too, not the programs that reach hosts.
+    """
+
+    def __init__(
+        self,
+        links: Callable[[], Mapping[int, Link]],
+        name: Callable[[int], str],
+        *,
+        nodes: int,
+        workers: int | None = None,
+        words: tuple[str, ...] | None = None,
+        has_own: bool = False,
+    ) -> None:
+        self._links, self._name = links, name
+        self.nodes, self.workers, self.words, self.has_own = nodes, workers, words, has_own
+        self._answers: dict[int, SimpleQueue[tuple[int, object]]] = {}
+        self._numbers = count(1)
+
+    def hear(self, place: int, message: object) -> bool:
+        """Whether a message is the answer of a member to a view; then it is passed on."""
+        if not isinstance(message, (NodeStatus, NodeStacks, Looked)):
+            return False
+        queue = self._answers.get(message.number)
+        if queue is not None:
+            queue.put((place, message))
+        return True
+
+    def look(self, look: Look) -> Iterator[object]:
+        """Ask all members. The answers, as they come, and a `Looked` at last."""
+        from queue import Empty, SimpleQueue
+
+        number = next(self._numbers)
+        queue: SimpleQueue[tuple[int, object]] = SimpleQueue()
+        self._answers[number] = queue
+        try:
+            links = dict(self._links())
+            for link in links.values():
+                link.send(replace(look, number=number))
+            deadline_s = time.monotonic() + ANSWER_S
+            missing = {place for place, link in links.items() if not link.is_lost}
+            while missing:
+                try:
+                    place, answer = queue.get(timeout=max(deadline_s - time.monotonic(), 0.0))
+                except Empty:
+                    break
+                if isinstance(answer, Looked):
+                    missing.discard(place)
+                else:
+                    yield replace(answer, number=look.number)
+            yield Looked(look.number, tuple([self._name(place) for place in sorted(missing)]))
+        finally:
+            del self._answers[number]
+
+
+class Views:
+    """The views into the job of one agent."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        state: Callable[[], tuple[NodePlan, History, int]],
+        command_pid: int,
+        elsewhere: Elsewhere | None,
+    ) -> None:
+        """``state`` returns the plan of the present attempt, the attempts before it, and the start in ns."""
+        from threading import Lock
+
+        self._supervisor, self._state = supervisor, state
+        self._command_pid, self._elsewhere = command_pid, elsewhere
+        self._count = 0
+        self._lock = Lock()
+
+    def welcome(self) -> None:
+        """Serve those who have called."""
+        import socket
+
+        for fd in self._supervisor.callers():
+            self._begin(self._serve, socket.socket(fileno=fd))
+
+    def answer(self, look: Look, reply: Callable[[object], None]) -> None:
+        """Answer the question of the head of the job."""
+
+        def tell() -> None:
+            for answer in self._own(look):
+                reply(answer)
+            reply(Looked(look.number))
+
+        self._begin(tell)
+
+    def _begin(self, work: Callable[..., None], caller: socket.socket | None = None) -> None:
+        import signal
+        from threading import Thread
+
+        with self._lock:
+            is_crowded = self._count >= MOST_VIEWS
+            self._count += not is_crowded
+        if is_crowded:
+            if caller is not None:
+                caller.close()
+            return
+
+        def run() -> None:
+            try:
+                if caller is None:
+                    work()
+                else:
+                    with caller:
+                        work(caller)
+            except (OSError, EngineError, JobFormatError):
+                return  # the view, or the job, has ended
+            finally:
+                with self._lock:
+                    self._count -= 1
+
+        # Signals of the process are for its other threads.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            Thread(target=run, daemon=True, name="dsl-view").start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _serve(self, caller: socket.socket) -> None:
+        def send(message: object) -> None:
+            caller.settimeout(SEND_S)
+            caller.sendall(to_line(message))
+
+        send(self._view())
+        lines = Lines(Look)
+        while True:
+            caller.settimeout(IDLE_S)
+            data = caller.recv(CHUNK)
+            if not data:
+                return
+            for look in lines.feed(data):
+                for answer in self._all(look):
+                    send(answer)
+
+    def _view(self) -> JobView:
+        plan, history, started_ns = self._state()
+        elsewhere = self._elsewhere
+        words = plan.workers[0].argv[:MOST_WORDS]
+        workers, nodes = plan.world_size, 1
+        if elsewhere is not None:
+            words = words if elsewhere.words is None else elsewhere.words
+            workers = workers if elsewhere.workers is None else elsewhere.workers
+            nodes = elsewhere.nodes
+        return JobView(
+            version=__version__,
+            command=plan.command,
+            words=words,
+            pid=self._command_pid,
+            cwd=os.getcwd(),
+            host=os.uname().nodename,
+            started_ns=started_ns,
+            attempt=plan.attempt,
+            restarts=history.restarts,
+            nodes=nodes,
+            workers=workers,
+            is_whole=elsewhere is not None or plan.world_size == len(plan.workers),
+        )
+
+    def _all(self, look: Look) -> Iterator[object]:
+        if self._elsewhere is None:
+            yield from self._own(look)
+            yield Looked(look.number)
+            return
+        if self._elsewhere.has_own:
+            yield from self._own(look)
+        yield from self._elsewhere.look(look)
+
+    def _own(self, look: Look) -> Iterator[object]:
+        """What the workers of this node do."""
+        plan = self._state()[0]
+        pids = self._supervisor.pids()
+        workers = plan.workers[: len(pids)]
+        if look.what == "status":
+            found = [
+                RankStatus(worker.rank, worker.local_rank, pid if uses else 0, *(uses or ()))
+                for worker, pid, uses in zip(workers, pids, vitals(pids), strict=False)
+            ]
+            for first in range(0, len(found), PART):
+                part = tuple(found[first : first + PART])
+                yield NodeStatus(look.number, plan.node_rank, plan.host, plan.attempt, part)

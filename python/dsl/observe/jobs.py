@@ -1,0 +1,142 @@
+"""The running jobs of this user, and the conversation with one of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from dsl._record import replace
+from dsl.errors import DslError, JobFormatError
+from dsl.lists import quote
+from dsl.machine.this_process import socket_folders
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
+from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from dsl.model.observation import Sight
+
+CALL_S = 5.0
+"""How long a job may take to say who it is."""
+ANSWER_S = 15.0
+"""How long a job may take to answer."""
+CHUNK = 1 << 16
+MOST_JOBS = 1000
+
+
+class RunningJob:
+    """A connection to a job."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError: no job answers there. Raises JobFormatError: its answer cannot be read."""
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._lines = Lines(JobView, NodeStatus, NodeStacks, Looked)
+        self._heard: list[object] = []
+        self._number = 0
+        try:
+            self.view = self._call(path)
+            """What the job has said about itself."""
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _call(self, path: str) -> JobView:
+        self._socket.settimeout(CALL_S)
+        _connect(self._socket, path)
+        view = self._next()
+        if not isinstance(view, JobView):
+            raise JobFormatError("the job has not said what it is")
+        return view
+
+    def look(self, what: Sight) -> tuple[list[NodeStatus | NodeStacks], tuple[str, ...]]:
+        """Ask all nodes. Returns their answers by node rank, and the names of hosts that have not answered.
+
+        Raises:
+            OSError: the job has ended, or does not answer.
+            JobFormatError: the answer cannot be read.
+        """
+        self._number += 1
+        self._socket.settimeout(ANSWER_S)
+        self._socket.sendall(to_line(Look(self._number, what)))
+        answers: dict[int, Any] = {}
+        while True:
+            message = self._next()
+            if isinstance(message, Looked):
+                return [answers[one] for one in sorted(answers)], message.missing
+            if isinstance(message, (NodeStatus, NodeStacks)):
+                before = answers.get(message.node_rank)
+                ranks = (*(before.ranks if before else ()), *message.ranks)
+                answers[message.node_rank] = replace(message, ranks=ranks)
+
+    def _next(self) -> object:
+        while not self._heard:
+            data = self._socket.recv(CHUNK)
+            if not data:
+                raise ConnectionResetError("the job has ended")
+            self._heard += self._lines.feed(data)
+        return self._heard.pop(0)
+
+    def close(self) -> None:
+        """End the connection. The job goes on."""
+        self._socket.close()
+
+
+def running_jobs() -> list[RunningJob]:
+    """Connect to all jobs of this user, in the order of their starts. Removes sockets that jobs have left."""
+    found = []
+    for folder in socket_folders():
+        try:
+            about = os.lstat(folder)
+            names = sorted(os.listdir(folder))[:MOST_JOBS] if about.st_uid == os.geteuid() else []
+        except OSError:
+            continue
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                if name.endswith(".sock"):
+                    found.append(RunningJob(path))
+            except ConnectionRefusedError:
+                _remove(path)
+            except (OSError, JobFormatError):
+                continue  # it has just ended, or is stopped
+    return sorted(found, key=lambda one: one.view.started_ns)
+
+
+def find_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
+    """The job that a user means: its pid, or nothing if there is only one.
+
+    Raises:
+        DslError: there is no such job, or the word is missing and there are several.
+    """
+    if not jobs:
+        raise DslError("no job of this user runs on this machine")
+    names = ", ".join(f"{one.view.pid} ({' '.join(one.view.words[-1:])})" for one in jobs)
+    if not word:
+        if len(jobs) > 1:
+            raise DslError(f"several jobs run, name one by its pid: {names}")
+        return jobs[0]
+    for one in jobs:
+        if word == str(one.view.pid):
+            return one
+    raise DslError(f"no job has the pid {quote(word)}, there are: {names}")
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    """Connect by the descriptor of the directory: an address is at most 107 bytes long."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # another view has removed it
