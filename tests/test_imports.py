@@ -28,7 +28,7 @@ ROOMS = (
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
-    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.report.survey"),
+    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.views", "dsl.report.survey"),
     *("dsl.forkserver.become", "dsl.forkserver.server"),
 }
 # Rooms that only compute: values in, values out. What they know of the machine they are given.

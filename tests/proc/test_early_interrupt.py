@@ -58,6 +58,7 @@ DOORS = {
     "dslrun, node 1": (SCRIPT, ("--node-rank", "1", *NODES)),
     "dsl-report": (SCRIPT, ()),
     "dsl-elastic": (SCRIPT, ("-c", "config.json")),
+    "dsl-ps": (SCRIPT, ()),
     "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),
     "-m dsl": (MODULE, ("--num_gpus", "2", "--no_python", "/bin/true")),
     "-m dsl.run": (MODULE, ("--nproc-per-node", "2", "--no-python", "/bin/true")),

@@ -221,12 +221,12 @@ class Views:
     def _own(self, look: Look) -> Iterator[object]:
         """What the workers of this node do."""
         plan = self._state()[0]
-        pids = self._supervisor.pids()
-        workers = plan.workers[: len(pids)]
+        # Between two attempts there are none.
+        pids = self._supervisor.pids() or [0] * len(plan.workers)
         if look.what == "status":
             found = [
                 RankStatus(worker.rank, worker.local_rank, pid if uses else 0, *(uses or ()))
-                for worker, pid, uses in zip(workers, pids, vitals(pids), strict=False)
+                for worker, pid, uses in zip(plan.workers, pids, vitals(pids), strict=False)
             ]
             for first in range(0, len(found), PART):
                 part = tuple(found[first : first + PART])

@@ -136,10 +136,8 @@ impl Spawner {
         let argv = PointerArray::new(spec.argv.iter().map(CString::as_c_str));
         let envp = context.env.pointers(&spec.env);
         let cpus = bit_mask(&spec.cpus);
-        let memory = spec
-            .memory
-            .as_ref()
-            .map(|(mode, nodes)| memory_policy(*mode, nodes));
+        let memory = spec.memory.as_ref();
+        let memory = memory.map(|(mode, nodes)| memory_policy(*mode, nodes));
         let mut kept = spec.keep_fds.clone();
         kept.sort_unstable();
         let plan = ChildPlan {

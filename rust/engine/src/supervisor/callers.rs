@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -16,8 +16,12 @@ use crate::supervisor::watched::Watched;
 /// Callers that may wait. The kernel refuses further ones.
 const WAITING: i32 = 16;
 
+/// How often we make a folder that vanishes.
+const TRIES: usize = 8;
+
 /// A listening socket, which is removed with this value.
 pub(crate) struct Callers {
+    path: PathBuf,
     folder: OwnedFd,
     name: String,
     listener: OwnedFd,
@@ -28,16 +32,24 @@ impl Callers {
     ///
     /// Fails if another user owns the folder or could enter it.
     pub(crate) fn new(folder: &Path, name: &str) -> Result<Self, Error> {
-        Self::try_new(folder, name).map_err(Error::os("listen at the socket of the job"))
+        let mut made = Self::try_new(folder, name);
+        for _ in 0..TRIES {
+            match &made {
+                // Another job has removed the folder, because it was empty.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => made = Self::try_new(folder, name),
+                _ => break,
+            }
+        }
+        made.map_err(Error::os("listen at the socket of the job"))
     }
 
-    fn try_new(folder: &Path, name: &str) -> io::Result<Self> {
-        match rustix::fs::mkdir(folder, Mode::RWXU) {
+    fn try_new(path: &Path, name: &str) -> io::Result<Self> {
+        match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
+        let folder = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
         let about = rustix::fs::fstat(&folder)?;
         let mode = Mode::from_raw_mode(about.st_mode);
         let is_ours = about.st_uid == rustix::process::geteuid().as_raw();
@@ -49,9 +61,10 @@ impl Callers {
         // The kernel gives the file these permissions, less the umask.
         rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
         // By the descriptor: the path of the folder may be longer than the address of a socket can be.
-        let path = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
-        rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+        let place = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
+        rustix::net::bind(&listener, &SocketAddrUnix::new(place)?)?;
         let callers = Self {
+            path: path.to_owned(),
             folder,
             name: name.to_owned(),
             listener,
@@ -79,6 +92,8 @@ impl Drop for Callers {
     fn drop(&mut self) {
         // Fails only if somebody else has removed it.
         let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
+        // Fails while other jobs have sockets there.
+        let _ = rustix::fs::rmdir(&self.path);
     }
 }
 

@@ -41,8 +41,7 @@ fn a_call_is_reported_once_until_the_callers_are_taken() {
     assert!(!path.exists());
     handle.listen(&folder, "1.sock").unwrap();
     handle.close();
-    assert!(!path.exists());
-    fs::remove_dir_all(folder).unwrap();
+    assert!(!folder.exists());
 }
 
 #[test]
@@ -59,7 +58,7 @@ fn a_crowd_of_callers_holds_no_more_descriptors_than_the_kernel_lets_wait() {
     assert!((16..40).contains(&crowd.len()), "{}", crowd.len());
     assert_eq!(callers.take().len(), WAITING as usize);
     drop(callers);
-    fs::remove_dir_all(folder).unwrap();
+    assert!(!folder.exists());
 }
 
 #[test]
@@ -74,7 +73,24 @@ fn a_folder_that_others_could_enter_is_refused() {
     assert!(Callers::new(&linked, "1.sock").is_err());
     assert!(Callers::new(&open, "1.sock").is_ok());
     fs::remove_file(linked).unwrap();
-    fs::remove_dir_all(open).unwrap();
+}
+
+#[test]
+fn jobs_that_come_and_go_do_not_take_the_folder_from_each_other() {
+    let folder = folder("many");
+    let come_and_go = |number: u32| {
+        let folder = folder.clone();
+        std::thread::spawn(move || {
+            for _ in 0..200 {
+                let callers = Callers::new(&folder, &format!("{number}.sock")).unwrap();
+                assert!(folder.join(format!("{number}.sock")).exists());
+                drop(callers);
+            }
+        })
+    };
+    let threads: Vec<_> = (0..4).map(come_and_go).collect();
+    assert!(threads.into_iter().all(|thread| thread.join().is_ok()));
+    assert!(!folder.exists());
 }
 
 #[test]

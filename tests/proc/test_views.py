@@ -1,0 +1,214 @@
+"""Views into a running job: who may look, what they see, and that looking harms no job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kit.waiting import until
+from tests.support.command import dsl_line
+from tests.support.jobs import running
+
+from dsl.agent.views import MOST_VIEWS
+from dsl.errors import DslError
+from dsl.observe.jobs import RunningJob, find_job, running_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.jobs import Job
+
+    from dsl.model.observation import NodeStatus
+
+
+OPEN: list[RunningJob] = []
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of the sockets, which no other test uses. The views of a test are closed after it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path / "dsl"
+    while OPEN:
+        OPEN.pop().close()
+
+
+@pytest.fixture
+def job(dsl_command: Path, testchild: Path, tmp_path: Path) -> Iterator[Job]:
+    program = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
+    with running(dsl_line(dsl_command, 3, program), tmp_path) as job:
+        job.ready(3)
+        yield job
+
+
+def own_jobs(pid: int) -> list[RunningJob]:
+    """Views of a job."""
+    found = running_jobs()
+    OPEN.extend(found)
+    return [one for one in found if one.view.pid == pid]
+
+
+def thread_count(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def seen(job: Job) -> RunningJob:
+    return until(lambda: own_jobs(job.guard))[0]
+
+
+def status(view: RunningJob) -> NodeStatus:
+    nodes, missing = view.look("status")
+    assert missing == ()
+    return nodes[0]  # type: ignore[return-value]
+
+
+def test_a_job_is_found_by_the_pid_of_its_command_and_shows_its_ranks(job: Job, folder: Path) -> None:
+    view = seen(job)
+    assert (view.view.command, view.view.workers, view.view.nodes) == ("dsl", 3, 1)
+    assert view.view.words[0].endswith("testchild")
+    assert Path(view.path).stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ranks = status(view).ranks
+    assert {str(one.rank): one.pid for one in ranks} == job.ready(3)
+    assert {one.state for one in ranks} == {"S"}
+    assert all(one.rss_bytes and one.threads == 1 for one in ranks)
+
+
+def test_a_stopped_rank_is_seen_as_stopped(job: Job) -> None:
+    view = seen(job)
+    pid = job.ready(3)["1"]
+    os.kill(pid, signal.SIGSTOP)
+    assert until(lambda: [one.state for one in status(view).ranks] == ["S", "T", "S"])
+
+
+def test_the_socket_goes_with_the_job(job: Job, folder: Path) -> None:
+    path = seen(job).path
+    os.kill(job.guard, signal.SIGTERM)
+    job.process.wait(20)
+    assert not Path(path).exists()
+    assert not folder.exists()
+
+
+def test_a_socket_that_a_killed_agent_has_left_is_removed(job: Job) -> None:
+    path = seen(job).path
+    os.kill(job.agent(), signal.SIGKILL)
+    job.process.wait(20)
+    assert Path(path).exists()
+    assert own_jobs(job.guard) == []
+    assert not Path(path).exists()
+
+
+def test_a_job_that_restarts_shows_its_new_workers(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    program = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
+    options = ["--no-python", "--nproc-per-node=2", "--max-restarts=1"]
+    line = [str(dsl_command.with_name("dslrun")), *options, *program]
+    with running(line, tmp_path) as job:
+        first = job.ready(2)
+        view = seen(job)
+        assert (view.view.attempt, view.view.restarts) == (0, 0)
+        os.kill(first["0"], signal.SIGKILL)
+        assert until(lambda: {one.pid for one in status(view).ranks} - {0, *first.values()})
+        again = until(lambda: [one for one in own_jobs(job.guard) if one.view.restarts == 1])[0]
+        assert again.view.attempt == 1
+        view.close()
+
+
+def test_a_flood_of_views_is_bounded_and_the_job_goes_on(job: Job) -> None:
+    path = seen(job).path
+    held = []
+    for _ in range(200):
+        one = socket.socket(socket.AF_UNIX)
+        one.settimeout(0.2)
+        try:
+            one.connect(path)
+        except (OSError, TimeoutError):
+            one.close()
+            continue
+        held.append(one)
+    agent = job.agent()
+    assert until(lambda: thread_count(agent) > MOST_VIEWS)
+    assert thread_count(agent) <= MOST_VIEWS + 8
+    assert len(os.listdir(f"/proc/{agent}/fd")) < 100
+    for one in held:
+        one.close()
+    until(lambda: thread_count(agent) < 8)
+    view = seen(job)
+    assert len(status(view).ranks) == 3
+
+
+@pytest.mark.parametrize(
+    "words", [b"\0" * 4096, b'{"Look":{"number":-1}}\n', b"x" * (2 << 20), b'{"Stop":{}}\n', b"\n" * 100]
+)
+def test_what_cannot_be_read_ends_only_that_view(job: Job, words: bytes) -> None:
+    view = seen(job)
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(20)
+    stranger.connect(view.path)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError), stranger:
+        stranger.sendall(words + b"\n")
+        while stranger.recv(1 << 16):
+            pass
+    assert len(status(view).ranks) == 3
+
+
+@pytest.mark.root
+def test_another_user_is_not_let_in(job: Job, folder: Path, tmp_path: Path) -> None:
+    view = seen(job)
+    program = (
+        "import os, socket, sys\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "try: socket.socket(socket.AF_UNIX).connect(sys.argv[1])\n"
+        "except PermissionError: print('refused')\n"
+    )
+
+    def ask() -> str:
+        command = [sys.executable, "-c", program, view.path]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+
+    assert ask() == "refused\n"
+
+
+def test_dsl_ps_lists_the_job(job: Job, dsl_command: Path) -> None:
+    seen(job)
+    tool = str(dsl_command.with_name("dsl-ps"))
+    text = subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True).stdout
+    title, *rows = text.splitlines()
+    assert title.split()[0] == "JOB"
+    row = next(one.split() for one in rows if one.split()[0] == str(job.guard))
+    assert row[1] == "running"
+    assert row[3:6] == ["1", "3", "0"]
+    found: dict[str, Any] = json.loads(subprocess.check_output([tool, "--json"], timeout=20))
+    assert found["schema"] == 1
+    assert [one["ranks"] for one in found["jobs"] if one["pid"] == job.guard] == [3]
+
+
+def test_a_program_that_launches_functions_is_a_job_too(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import sys, time\n"
+        "from dsl.functions import LaunchConfig, elastic_launch\n"
+        "def work():\n"
+        "    open(sys.argv[1], 'w').close()\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    elastic_launch(LaunchConfig(1, 1, 2), work)()\n"
+    )
+    line = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "ready")]
+    with running(line, tmp_path) as job:
+        view = seen(job)
+        until((tmp_path / "ready").exists)
+        assert view.view.workers == 2
+
+
+def test_the_name_of_a_job_is_its_pid() -> None:
+    with pytest.raises(DslError, match="no job of this user runs"):
+        find_job("", [])
