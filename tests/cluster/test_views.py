@@ -1,0 +1,100 @@
+"""A view into a job on several hosts: one socket where the command was typed, ranks of all hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kit.waiting import until
+from tests.support.jobs import complete_lines
+
+if TYPE_CHECKING:
+    from kit.cluster import Cluster, Host
+    from tests.support.backends import Backend
+
+WORKER = """#!/bin/sh
+echo "$RANK $$" >> "$1"
+exec sleep 600
+"""
+
+LOOK = """
+import json, sys
+from dsl.observe.jobs import running_jobs
+found = []
+for job in running_jobs():
+    nodes, missing = job.look("status")
+    ranks = {f"{node.host} {rank.rank}": rank.pid for node in nodes for rank in node.ranks}
+    found.append([job.view.nodes, job.view.workers, job.view.is_whole, ranks, missing])
+print(json.dumps(found))
+"""
+
+
+def look(host: Host, folder: Path) -> Any:
+    """What a view on this host sees: nodes, workers, whether that is all, the pids of the ranks, missing hosts."""
+    command = [sys.executable, "-c", LOOK]
+    result = host.run(command, env={"XDG_RUNTIME_DIR": str(folder)}, timeout_s=60)
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "worker"
+    path.write_text(WORKER)
+    path.chmod(0o755)
+    return path
+
+
+def test_one_view_shows_the_ranks_of_all_hosts(
+    hosts: Cluster, backend: Backend, dsl_command: Path, program: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("node0 slots=1\nnode1 slots=2\nnode2 slots=1\n")
+    line: list[str | Path] = [
+        dsl_command,
+        "-H",
+        "hosts",
+        *backend.words,
+        "--no_local_rank",
+        "--no_python",
+        program,
+        tmp_path / "seen",
+    ]
+    env = {"DS_ACCELERATOR": "cpu", "XDG_RUNTIME_DIR": str(tmp_path), **backend.env}
+    with hosts[0].start(line, env=env, cwd=tmp_path) as job:
+        until(lambda: len(complete_lines(tmp_path / "seen")) == 4, timeout_s=60)
+        lines = complete_lines(tmp_path / "seen")
+        pids = {rank: int(pid) for rank, pid in (one.split() for one in lines)}
+        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path)
+        assert (nodes, workers, is_whole, missing) == (3, 4, True, [])
+        places = {"0": "node0", "1": "node1", "2": "node1", "3": "node2"}
+        assert ranks == {f"{places[rank]} {rank}": pid for rank, pid in pids.items()}
+        job.kill()
+
+
+def test_node_0_shows_all_nodes_and_another_node_its_part(
+    hosts: Cluster, dsl_command: Path, program: Path, tmp_path: Path
+) -> None:
+    jobs = []
+    for rank in (1, 0):
+        folder = tmp_path / f"run{rank}"
+        folder.mkdir(mode=0o700)
+        line = f"--nnodes=2 --node-rank={rank} --nproc-per-node=2 --master-addr=node0 --master-port=29500 --no-python"
+        command: list[str | Path] = [
+            dsl_command.with_name("dslrun"),
+            *line.split(),
+            program,
+            tmp_path / "seen",
+        ]
+        jobs.append(hosts[rank].start(command, env={"XDG_RUNTIME_DIR": str(folder)}))
+    try:
+        until(lambda: len(complete_lines(tmp_path / "seen")) == 4, timeout_s=60)
+        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path / "run0")
+        assert (nodes, workers, is_whole, missing) == (2, 4, True, [])
+        assert sorted(ranks) == ["node0 0", "node0 1", "node1 2", "node1 3"]
+        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[1], tmp_path / "run1")
+        assert (workers, is_whole, sorted(ranks)) == (4, False, ["node1 2", "node1 3"])
+    finally:
+        for job in jobs:
+            job.kill()
