@@ -360,8 +360,10 @@ class SignalReceived(_Event):
     """A signal to the job has arrived (only in an agent, see `Guard`)."""
 
     signum: Final[int]
-    action: Final[Literal["forward", "stop", "preempt", "reopen", "ignore"]]
+    action: Final[Literal["forward", "stop", "preempt", "explain", "reopen", "ignore"]]
     """What the engine does about it; ``ignore`` for a first stop signal to a job that is already ending.
+
+    ``explain``: nothing. The user has pressed Ctrl-\\ once, and wants to know what the workers do.
 
     With `LaunchSpec.tells_signals`: what the engine would do, had it acted on all signals before this
     one. A second stop signal is ``stop`` again, because the user insists.

@@ -110,6 +110,8 @@ pub enum SignalAction {
     Stop,
     /// Pass it on, and give the workers the time of a preemption to write a checkpoint and end.
     Preempt,
+    /// Tell the user what the workers do, and go on.
+    Explain,
     /// Reopen the log files, as after a rotation.
     Reopen,
     /// Do nothing: the job is ending already.

@@ -161,6 +161,7 @@ impl Spawner {
                     _ => ProcessGroup::Own,
                 },
                 parent_death_signal: Some(libc::SIGKILL),
+                ignores_quit: spec.foreground,
                 observer: getpid().as_raw_nonzero().get(),
                 open_files: Some(self.open_files),
                 cpus: &cpus,

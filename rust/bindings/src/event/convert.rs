@@ -56,6 +56,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
                 SignalAction::Forward => "forward",
                 SignalAction::Stop => "stop",
                 SignalAction::Preempt => "preempt",
+                SignalAction::Explain => "explain",
                 SignalAction::Reopen => "reopen",
                 SignalAction::Ignore => "ignore",
             };

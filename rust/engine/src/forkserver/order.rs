@@ -175,6 +175,7 @@ impl Order {
                 group => ProcessGroup::Join(group),
             },
             parent_death_signal: Some(libc::SIGKILL),
+            ignores_quit: self.plan.group != 0,
             observer: self.agent,
             // Not set if imports have changed the limit: only root could raise a limit that an import has lowered.
             open_files: self.trace.open_files.is_none().then_some(self.plan.open_files),

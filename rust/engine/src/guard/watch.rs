@@ -40,6 +40,9 @@ impl Watch {
     /// Notes a signal that has just come. Returns what to do about it.
     pub(super) fn hear(&mut self, received: Received, now: Instant) -> Passage {
         let is_copy = self.requests.is_copy(&self.table, received, now);
+        if !is_copy && self.requests.asks(&self.table, received, now) {
+            return Passage::Plain;
+        }
         let passage = decide_passage(&self.table, received, is_copy, self.reopens);
         match passage {
             Passage::Stop => {

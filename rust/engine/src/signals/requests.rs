@@ -15,6 +15,9 @@ const TWINS: Duration = Duration::from_secs(3);
 /// A terminal hangs up once. A job hears of it from the shell, and from the kernel when the shell is gone.
 const HANG_UP: Duration = Duration::from_secs(5);
 
+/// After the first Ctrl-\ a second one within this time ends the job.
+const INSISTS: Duration = Duration::from_secs(5);
+
 /// The signals that have come lately.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
@@ -22,6 +25,7 @@ pub(crate) struct Requests {
     hang_up: Option<Instant>,
     /// Signals that have come one way, directly or through the guard, and may still come the other way.
     singles: Vec<(Received, Instant)>,
+    explained: Option<Instant>,
 }
 
 impl Requests {
@@ -41,6 +45,18 @@ impl Requests {
             None
         };
         has_twin || is_repeated || hung_up.is_some_and(|at| now - at < HANG_UP)
+    }
+
+    /// Whether a signal, which is no copy, only asks what the workers do: it is the first Ctrl-\ of a terminal, where
+    /// that would stop the job.
+    pub(crate) fn asks(&mut self, table: &Table, received: Received, now: Instant) -> bool {
+        let is_key = received.signal == libc::SIGQUIT && received.from_terminal;
+        if !is_key || table.meaning(libc::SIGQUIT) != Some(Meaning::Stop) {
+            return false;
+        }
+        let insists = self.explained.is_some_and(|at| now - at < INSISTS);
+        self.explained = if insists { None } else { Some(now) };
+        !insists
     }
 
     /// Whether the same signal has just come the other way. Each signal can be the twin of one other signal.

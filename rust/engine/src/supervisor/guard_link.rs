@@ -69,6 +69,11 @@ impl GuardLink {
         self.requests.is_copy(&self.table, received, now)
     }
 
+    /// Whether the signal, which is no copy, asks what the workers do.
+    pub(super) fn asks(&mut self, received: Received, now: Instant) -> bool {
+        self.requests.asks(&self.table, received, now)
+    }
+
     /// Whether the signal says that the guard is dead.
     pub(super) fn is_end_of_guard(&self, received: Received) -> bool {
         received.signal == GUARD_DEATH && self.guard.is_none() && !is_parent(self.guard_pid)

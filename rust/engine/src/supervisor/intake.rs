@@ -68,6 +68,14 @@ impl Supervisor {
         if link.is_copy(received, Instant::now()) {
             return;
         }
+        if link.asks(received, Instant::now()) && moment != Moment::Ending {
+            self.events.push(Event::SignalReceived {
+                signal: received.signal,
+                action: SignalAction::Explain,
+                from_terminal: true,
+            });
+            return;
+        }
         self.job_control.hear(received.signal);
         if link.table.is_reopening(received) && self.is_to_go_on() {
             self.reopen_logs(received);

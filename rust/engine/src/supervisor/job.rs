@@ -286,9 +286,11 @@ impl Job {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             let continues = number == libc::SIGCONT && !worker.is_stopped();
             let is_early = number == libc::SIGWINCH && spec.sees_own_terminal();
-            let has_heard = (from_terminal && !is_early) || continues;
+            // A foreground worker ignores Ctrl-\, which asks us what the workers do.
+            let is_deaf = spec.foreground && number == libc::SIGQUIT;
+            let has_heard = (from_terminal && !is_early && !is_deaf) || continues;
             if !(spec.foreground && has_heard) {
-                worker.send(number, spec.foreground);
+                worker.send(if is_deaf { libc::SIGTERM } else { number }, spec.foreground);
             }
         }
     }

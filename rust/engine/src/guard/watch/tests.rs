@@ -15,6 +15,7 @@ impl Scene {
             (libc::SIGTERM, Meaning::Stop),
             (libc::SIGINT, Meaning::Stop),
             (libc::SIGHUP, Meaning::Stop),
+            (libc::SIGQUIT, Meaning::Stop),
             (libc::SIGUSR1, Meaning::Preempt),
             (libc::SIGUSR2, Meaning::Forward),
         ]);
@@ -154,4 +155,15 @@ fn the_exit_code_is_the_agents_or_128_and_its_signal() {
         };
         assert_eq!(exit_code(&death), code, "{status} {signaled}");
     }
+}
+
+#[test]
+fn a_question_of_the_user_sets_no_deadline_and_the_second_key_does() {
+    let mut scene = Scene::new(false);
+    let key = Received {
+        from_terminal: true,
+        ..Received::own(libc::SIGQUIT)
+    };
+    assert_eq!(scene.hear(1, key), None);
+    assert_eq!(scene.hear(3, key), Some(73));
 }

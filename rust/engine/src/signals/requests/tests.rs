@@ -143,3 +143,27 @@ fn a_terminal_hangs_up_once() {
     assert!(!scene.is_copy(0, sent_by(7, libc::SIGHUP)));
     assert!(!scene.is_copy(900, sent_by(7, libc::SIGHUP)), "no terminal's");
 }
+
+#[test]
+fn the_first_ctrl_backslash_asks_and_a_second_one_soon_after_insists() {
+    let mut requests = Requests::default();
+    let zero = Instant::now();
+    let key = Received {
+        from_terminal: true,
+        ..Received::own(libc::SIGQUIT)
+    };
+    let mut asks = |table: &Table, millis, received| {
+        requests.asks(table, received, zero + Duration::from_millis(millis))
+    };
+    let table = Table::default();
+    assert!(
+        !asks(&table, 0, Received::own(libc::SIGQUIT)),
+        "no terminal sent it"
+    );
+    assert!(asks(&table, 0, key));
+    assert!(!asks(&table, 4999, key));
+    assert!(asks(&table, 5000, key), "the pair is complete");
+    assert!(asks(&table, 10_000, key), "the second comes too late");
+    let forwards = Table::new([(libc::SIGQUIT, Meaning::Forward)]).unwrap();
+    assert!(!asks(&forwards, 60_000, key), "it is the workers' own");
+}

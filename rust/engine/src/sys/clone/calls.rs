@@ -194,11 +194,19 @@ pub(super) fn read_memory_policy(nodes: &mut [u64]) -> Result<i32, Errno> {
 type Action = [usize; 4];
 
 /// Gives a signal its default action.
-///
-/// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
 pub(super) fn reset_action(signal: i32) -> Result<(), Errno> {
-    let default: Action = [libc::SIG_DFL, 0, 0, 0];
-    let args = [signal as usize, (&raw const default) as usize, 0, SET_BYTES, 0, 0];
+    set_action(signal, libc::SIG_DFL)
+}
+
+/// Ignores a signal.
+pub(super) fn ignore(signal: i32) -> Result<(), Errno> {
+    set_action(signal, libc::SIG_IGN)
+}
+
+/// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
+fn set_action(signal: i32, without_handler: libc::sighandler_t) -> Result<(), Errno> {
+    let action: Action = [without_handler, 0, 0, 0];
+    let args = [signal as usize, (&raw const action) as usize, 0, SET_BYTES, 0, 0];
     // SAFETY: installs no handler; the action has the kernel's layout and outlives the call.
     done(unsafe { syscall(libc::SYS_rt_sigaction, args) })
 }

@@ -80,6 +80,10 @@ fn take_steps(
 ) -> Result<Option<Failure>, Failure> {
     join_group(entry.group).map_err(Failure::at(Step::Group))?;
     reset_signals(handlers);
+    if entry.ignores_quit {
+        // Fails only for an invalid number.
+        let _ = calls::ignore(libc::SIGQUIT);
+    }
     for (target, source) in (0i32..).zip(entry.stdio) {
         place(table, target, source).map_err(Failure::at(Step::Stdio))?;
     }

@@ -77,6 +77,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) kept: &'a [i32],
     pub(crate) group: ProcessGroup,
     pub(crate) parent_death_signal: Option<i32>,
+    /// Ignore Ctrl-\, which the terminal sends to this process, too.
+    pub(crate) ignores_quit: bool,
     /// The process that may look into this one, itself and by its descendants, where Yama allows only ancestors.
     pub(crate) observer: i32,
     pub(crate) open_files: Option<(u64, u64)>,
