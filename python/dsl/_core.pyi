@@ -10,6 +10,7 @@ from typing_extensions import Self
 __all__ = [
     "EVENT_VERSION",
     "BindingError",
+    "Called",
     "Ended",
     "EngineError",
     "Event",
@@ -45,6 +46,7 @@ __all__ = [
     "connect",
     "kernel_interfaces",
     "probe_port",
+    "vitals",
 ]
 
 __version__: str

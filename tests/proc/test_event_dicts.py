@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.support.group import Group
 import dsl
 from dsl import (
     EVENT_VERSION,
+    Called,
     Ended,
     Event,
     Exit,
@@ -81,8 +83,19 @@ def slow(worker: WorkerSpec) -> list[Event]:
     return group.events
 
 
+def called(worker: WorkerSpec, folder: Path) -> list[Event]:
+    """What is heard of a caller at the job's socket."""
+    with Group([worker]) as group, socket.socket(socket.AF_UNIX) as caller:
+        group.supervisor.listen(folder, "1.sock")
+        caller.connect(str(folder / "1.sock"))
+        group.until(lambda group: bool(group.of(Called)))
+        group.supervisor.kill()
+        group.finish()
+    return group.events
+
+
 @pytest.fixture(scope="module")
-def dicts(testchild: Path) -> dict[str, dict[str, Any]]:
+def dicts(testchild: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """One real event of each kind, as a dict."""
     child = str(testchild)
     outside = max(os.sched_getaffinity(0)) + 1000
@@ -92,6 +105,7 @@ def dicts(testchild: Path) -> dict[str, dict[str, Any]]:
         group.finish()
     events = [
         *group.events,
+        *called(WorkerSpec([child, "pause"]), tmp_path_factory.mktemp("called", numbered=True) / "dsl"),
         *slow(WorkerSpec([child, "exit", "0"], fork_server=0, fork_entry=1)),
         *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe())),
         *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.log("/dev/full"))),

@@ -54,19 +54,33 @@ def _states(pids: list[int]) -> set[str]:
     return {process.state if process else "gone" for process in found}
 
 
-@pytest.mark.parametrize("key, number", [(b"\x03", signal.SIGINT), (b"\x1c", signal.SIGQUIT)])
 def test_a_key_reaches_each_worker_once(
-    key: bytes, number: int, terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    name = signal.Signals(number).name.removeprefix("SIG")
-    line = _line(dsl_command, testchild, tmp_path, "await", name, "1", "sleep", "100", "exit", "0")
+    line = _line(dsl_command, testchild, tmp_path, "await", "INT", "1", "sleep", "100", "exit", "0")
     with terminal(line) as screen:
         pids = _pids(tmp_path)
-        screen.press(key)
+        screen.press(b"\x03")
         # Ctrl-C ends the command as it ends any program, so that a loop of the shell stops too ($? is 130).
-        screen.reported("ended -2" if number == signal.SIGINT else f"ended {128 + number}")
+        screen.reported("ended -2")
         assert screen.echo
-    assert _caught(tmp_path) == Counter({(pid, number): 1 for pid in pids})
+    assert _caught(tmp_path) == Counter({(pid, signal.SIGINT): 1 for pid in pids})
+
+
+def test_the_first_ctrl_backslash_harms_no_worker_and_the_second_ends_the_job(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """Also the worker that has the terminal, which gets the key itself, goes on after the first one."""
+    words = [str(testchild), "note", str(tmp_path / "ready"), "%p", "pause"]
+    with terminal(dsl_line(dsl_command, 2, words)) as screen:
+        pids = _pids(tmp_path)
+        screen.press(b"\x1c")
+        until(lambda: b"press it again" in screen.shown())
+        assert _states(pids) <= {"S", "R"}
+        screen.press(b"\x1c")
+        screen.reported("ended 131")
+        assert b"failed" not in screen.shown()
+    assert _states(pids) == {"gone"}
 
 
 @pytest.mark.guarantee("G3")

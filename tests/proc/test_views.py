@@ -19,14 +19,13 @@ from tests.support.jobs import running
 
 from dsl.agent.views import MOST_VIEWS
 from dsl.errors import DslError
+from dsl.model.observation import NodeStatus
 from dsl.observe.jobs import RunningJob, find_job, running_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.jobs import Job
-
-    from dsl.model.observation import NodeStatus
 
 
 OPEN: list[RunningJob] = []
@@ -67,7 +66,9 @@ def seen(job: Job) -> RunningJob:
 def status(view: RunningJob) -> NodeStatus:
     nodes, missing = view.look("status")
     assert missing == ()
-    return nodes[0]  # type: ignore[return-value]
+    (node,) = nodes
+    assert isinstance(node, NodeStatus)
+    return node
 
 
 def test_a_job_is_found_by_the_pid_of_its_command_and_shows_its_ranks(job: Job, folder: Path) -> None:

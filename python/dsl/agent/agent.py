@@ -353,6 +353,8 @@ class Agent:
         for event in happened:
             if isinstance(event, Called):
                 self._views_of(supervisor).welcome()
+            elif isinstance(event, SignalReceived) and event.action == "explain":
+                self._views_of(supervisor).explain()
             else:
                 self._queue.append((event, _is_news(event)))
 

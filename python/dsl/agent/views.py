@@ -15,7 +15,8 @@ from dsl._record import replace
 from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, RankStatus
+from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, RankStatus, gather
+from dsl.report.speak import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,6 +135,19 @@ class Views:
             for answer in self._own(look):
                 reply(answer)
             reply(Looked(look.number))
+
+        self._begin(tell)
+
+    def explain(self) -> None:
+        """Tell the user, who has pressed Ctrl-backslash once, what the workers do."""
+
+        def tell() -> None:
+            from dsl.observe.explain import explain
+
+            command = self._state()[0].command
+            say(command, "Ctrl-\\: looking at what the workers do; press it again within 5 s to end the job")
+            for line in explain(*gather(self._all(Look(0, "stacks")))):
+                say(command, line)
 
         self._begin(tell)
 

@@ -8,13 +8,14 @@ same way, and passes their answers back.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import record, replace
 from dsl.model.judgement import Moment
 from dsl.model.request import Count, RankOrNone, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Annotated, Literal, TypeAlias
+    from collections.abc import Iterable
+    from typing import Annotated, Any, Literal, TypeAlias
 
 # Text, as in `dsl.model.request`.
 Sight: TypeAlias = "Literal['status', 'stacks', 'native']"
@@ -173,3 +174,18 @@ class NodeStacks:
     """Name of its host."""
     ranks: tuple[RankStacks, ...]
     """Its workers, by local rank."""
+
+
+def gather(answers: Iterable[object]) -> tuple[list[Any], tuple[str, ...]]:
+    """Put the parts of the answers to one question together, until `Looked`.
+
+    Returns a `NodeStatus` or `NodeStacks` for each node, by node rank, and the hosts that have not answered.
+    """
+    nodes: dict[int, Any] = {}
+    for one in answers:
+        if isinstance(one, Looked):
+            return [nodes[rank] for rank in sorted(nodes)], one.missing
+        if isinstance(one, (NodeStatus, NodeStacks)):
+            before = nodes.get(one.node_rank)
+            nodes[one.node_rank] = one if before is None else replace(one, ranks=(*before.ranks, *one.ranks))
+    return [nodes[rank] for rank in sorted(nodes)], ()

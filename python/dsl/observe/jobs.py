@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
-from dsl._record import replace
 from dsl.errors import DslError, JobFormatError
 from dsl.lists import quote
 from dsl.machine.this_process import socket_folders
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus
+from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, gather
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,8 +52,10 @@ class RunningJob:
             raise JobFormatError("the job has not said what it is")
         return view
 
-    def look(self, what: Sight) -> tuple[list[NodeStatus | NodeStacks], tuple[str, ...]]:
+    def look(self, what: Sight) -> tuple[list[Any], tuple[str, ...]]:
         """Ask all nodes. Returns their answers by node rank, and the names of hosts that have not answered.
+
+        The answers are `NodeStatus`, or `NodeStacks` unless ``what`` is ``status``.
 
         Raises:
             OSError: the job has ended, or does not answer.
@@ -63,15 +64,7 @@ class RunningJob:
         self._number += 1
         self._socket.settimeout(ANSWER_S)
         self._socket.sendall(to_line(Look(self._number, what)))
-        answers: dict[int, Any] = {}
-        while True:
-            message = self._next()
-            if isinstance(message, Looked):
-                return [answers[one] for one in sorted(answers)], message.missing
-            if isinstance(message, (NodeStatus, NodeStacks)):
-                before = answers.get(message.node_rank)
-                ranks = (*(before.ranks if before else ()), *message.ranks)
-                answers[message.node_rank] = replace(message, ranks=ranks)
+        return gather(iter(self._next, None))
 
     def _next(self) -> object:
         while not self._heard:
