@@ -166,7 +166,8 @@ class Agent:
             self._tell(OutputCut(early + late, signum))
             if outcome.code == 0 and signum is not None:
                 outcome = replace(outcome, code=128 + signum)
-        supervisor.unlisten()
+        if self._command_pid:
+            supervisor.unlisten()
         return outcome
 
     def _prepare(self, plan: NodePlan) -> None:

@@ -16,7 +16,7 @@ from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, RankStatus, gather
-from dsl.report.speak import say
+from dsl.report.speak import complain, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ class Views:
         """Tell the user, who has pressed Ctrl-backslash once, what the workers do."""
 
         def tell() -> None:
-            from dsl.observe.explain import explain
-
             command = self._state()[0].command
             say(command, "Ctrl-\\: looking at what the workers do; press it again within 5 s to end the job")
+            from dsl.observe.explain import explain
+
             for line in explain(*gather(self._all(Look(0, "stacks")))):
                 say(command, line)
 
@@ -172,6 +172,8 @@ class Views:
                         work(caller)
             except (OSError, EngineError, JobFormatError):
                 return  # the view, or the job, has ended
+            except Exception as error:  # noqa: BLE001  users never see a traceback of ours
+                complain(self._state()[0].command, error)
             finally:
                 with self._lock:
                     self._count -= 1
