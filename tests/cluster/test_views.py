@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -76,25 +77,24 @@ def test_one_view_shows_the_ranks_of_all_hosts(
 def test_node_0_shows_all_nodes_and_another_node_its_part(
     hosts: Cluster, dsl_command: Path, program: Path, tmp_path: Path
 ) -> None:
-    jobs = []
-    for rank in (1, 0):
-        folder = tmp_path / f"run{rank}"
-        folder.mkdir(mode=0o700)
-        line = f"--nnodes=2 --node-rank={rank} --nproc-per-node=2 --master-addr=node0 --master-port=29500 --no-python"
-        command: list[str | Path] = [
-            dsl_command.with_name("dslrun"),
-            *line.split(),
-            program,
-            tmp_path / "seen",
-        ]
-        jobs.append(hosts[rank].start(command, env={"XDG_RUNTIME_DIR": str(folder)}))
-    try:
+    with contextlib.ExitStack() as stack:
+        for rank in (1, 0):
+            folder = tmp_path / f"run{rank}"
+            folder.mkdir(mode=0o700)
+            line = f"--nnodes=2 --node-rank={rank} --nproc-per-node=2 --master-addr=node0 --master-port=29500"
+            command: list[str | Path] = [
+                dsl_command.with_name("dslrun"),
+                *line.split(),
+                "--no-python",
+                program,
+                tmp_path / "seen",
+            ]
+            job = hosts[rank].start(command, env={"XDG_RUNTIME_DIR": str(folder)})
+            stack.enter_context(job)
+            stack.callback(job.kill)
         until(lambda: len(complete_lines(tmp_path / "seen")) == 4, timeout_s=60)
         ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path / "run0")
         assert (nodes, workers, is_whole, missing) == (2, 4, True, [])
         assert sorted(ranks) == ["node0 0", "node0 1", "node1 2", "node1 3"]
         ((nodes, workers, is_whole, ranks, missing),) = look(hosts[1], tmp_path / "run1")
         assert (workers, is_whole, sorted(ranks)) == (4, False, ["node1 2", "node1 3"])
-    finally:
-        for job in jobs:
-            job.kill()
