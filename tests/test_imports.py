@@ -43,6 +43,7 @@ PURE_MODULES = (
     "dsl.control.checks",
     "dsl.control.clock",
     "dsl.report.machine",
+    "dsl.observe.explain",
     "dsl.elasticity.elasticity_config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",

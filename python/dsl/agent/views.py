@@ -247,3 +247,12 @@ class Views:
             for first in range(0, len(found), PART):
                 part = tuple(found[first : first + PART])
                 yield NodeStatus(look.number, plan.node_rank, plan.host, plan.attempt, part)
+            return
+        from dsl.observe.taker import take_stacks
+
+        ranks = [
+            RankStatus(worker.rank, worker.local_rank, pid)
+            for worker, pid in zip(plan.workers, pids, strict=False)
+        ]
+        for stacks in take_stacks(look, ranks):
+            yield NodeStacks(look.number, plan.node_rank, plan.host, (stacks,))

@@ -137,7 +137,13 @@ class ThreadStack:
     channel: Shown = ""
     """Function of the kernel in which it waits; empty: none, or unknown."""
     call: Shown = ""
-    """System call in which it waits, and for what; empty: none, or unknown."""
+    """System call in which it waits, and for what: ``read(stdin)``; empty: none, or unknown."""
+    pid: Count = 0
+    """It is the main thread of this descendant of the worker; 0: a thread of the worker itself."""
+    signal: Count = 0
+    """It executes its Python handler of this signal; 0: none, or unknown."""
+    cpu_share: Share = 0.0
+    """CPUs that a descendant used while we looked."""
 
 
 @record
@@ -151,13 +157,21 @@ class RankStacks:
     pid: Count
     """Its pid; 0: it has not started, or has ended."""
     threads: tuple[ThreadStack, ...] = ()
-    """Its threads, the main thread first."""
+    """Its threads, the main thread first; then descendants that work, or that it waits for."""
     state: Shown = ""
     """The kernel's letter, as in `RankStatus`."""
     cpu_share: Share = 0.0
     """CPUs that its process and its descendants used while we looked."""
+    major_faults: Moment = 0
+    """Pages a second that it had to wait for, because they were not in memory."""
+    store: Shown = ""
+    """Address of the store at which its process group meets, by its environment; empty: unknown."""
     collective: Shown = ""
-    """The collective operation that it is in, with its number, where torch tells it."""
+    """The last collective operation that it began, where torch's flight recorder tells it."""
+    sequence: Count = 0
+    """Number of that operation in its process group, counted from 1; 0: unknown."""
+    process_group: Shown = ""
+    """Name of that process group; empty: unknown."""
     problem: Shown = ""
     """Why its Python stack is unknown, in a clause; empty: it is known."""
 

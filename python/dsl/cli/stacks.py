@@ -1,0 +1,73 @@
+"""``dsl-stacks``: what the ranks of a running job do, and which of them hold up the others."""
+
+from __future__ import annotations
+
+import argparse
+
+from dsl import __version__
+from dsl.cli.command import Command
+from dsl.cli.show import show_text
+from dsl.errors import DslError, JobFormatError
+from dsl.model.codec import to_plain
+from dsl.model.observation import NodeStacks
+from dsl.observe.explain import explain
+from dsl.observe.jobs import find_job, running_jobs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMAND = Command("dsl-stacks")
+SCHEMA = 1
+"""Raised when a key of the JSON is removed or changes its meaning; new keys may come at any time."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the explanation. ``argv`` does not include the program's name.
+
+    Returns 1 if there is no such job, or it does not answer.
+    """
+    options = make_parser().parse_args(argv)
+    return COMMAND.run(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    job = find_job(options.job, running_jobs())
+    try:
+        answers, missing = job.look("native" if options.native else "stacks")
+    except (OSError, JobFormatError) as error:
+        raise DslError(f"job {job.view.pid} does not answer: {error}") from None
+    nodes = [one for one in answers if isinstance(one, NodeStacks)]
+    lines = explain(nodes, missing)
+    if not options.json:
+        show_text("\n".join(lines))
+        return 0
+    from json import dumps
+
+    found = [to_plain(one)["NodeStacks"] for one in nodes]
+    show_text(
+        dumps({"schema": SCHEMA, "explanation": lines[0], "nodes": found, "missing": missing}, indent=2)
+    )
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the options."""
+    from dsl.cli.parser import HelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog=COMMAND.name,
+        usage="%(prog)s [OPTIONS] [JOB]",
+        description="Tell what the ranks of a running job do, and which of them do not what the others do.",
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("job", nargs="?", default="", metavar="JOB", help="pid of the job's command, as dsl-ps shows it")
+    add(
+        "--native",
+        action="store_true",
+        help="show frames of C and C++, too; each rank is stopped for a moment",
+    )
+    add("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
+    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
+    return parser

@@ -1,0 +1,211 @@
+"""The taker, a process that finds out what the workers of this machine execute.
+
+On stdin it gets a `Look` and a `RankStatus` for each worker, one a line. On stdout it answers with a
+`RankStacks` for each worker, as soon as it is known, and ends. The agent starts a taker when somebody looks,
+so it never waits for one itself, and a tool that hangs harms nothing.
+
+Python stacks come from py-spy, which reads the memory of a worker and does not stop it: a process that stops
+another one, and is killed in that instant, leaves it stopped. Only native stacks need a stop. The rest comes
+from ``/proc``, also for a worker that py-spy cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+
+from dsl._record import replace
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
+from dsl.model.observation import Look, RankStacks, RankStatus, ThreadStack
+from dsl.observe import flight_recorder, kernel_view, py_spy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.observe.kernel_view import Task
+    from dsl.observe.py_spy import PythonThread
+
+LIFE_S = 6
+"""The kernel ends a taker after this time."""
+NATIVE_BY_S = 3.5
+"""Native stacks that are not there by then are left out."""
+LOOK_S = 0.2
+"""Time between two looks at the CPU time."""
+AT_ONCE = 8
+"""Workers whose stacks are taken at the same time."""
+MOST_THREADS = 24
+"""Threads of a worker that are told."""
+MOST_CHILDREN = 4
+"""Python descendants of a worker at whose stacks we look."""
+BUSY = 0.1
+"""A descendant that uses more of a CPU works."""
+
+DATA_LOADER = "torch/utils/data/dataloader.py"
+MEETING = "init_process_group"
+WAITS_FOR_CHILD = ("wait4", "waitid", "poll", "select", "read")
+
+
+def main() -> None:
+    """Serve one look."""
+    signal.alarm(LIFE_S)
+    records = Lines(Look, RankStatus).feed(sys.stdin.buffer.read())
+    look, ranks = records[0], records[1:]
+    rounds = _Round([one for one in ranks if one.pid], is_native=look.what == "native")
+    saying = threading.Lock()
+
+    def say(stacks: RankStacks) -> None:
+        with saying:
+            sys.stdout.buffer.write(to_line(stacks))
+            sys.stdout.buffer.flush()
+
+    for one in ranks:
+        if not one.pid:
+            say(RankStacks(one.rank, one.local_rank, 0))
+    queue = list(reversed(rounds.ranks))
+
+    def work() -> None:
+        while True:
+            try:
+                one = queue.pop()
+            except IndexError:
+                return
+            say(rounds.take(one))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class _Round:
+    """One look at some workers: what was known of all of them when it began."""
+
+    def __init__(self, ranks: Sequence[RankStatus], *, is_native: bool) -> None:
+        self.ranks = ranks
+        self._is_native = is_native
+        self._begin_s = time.monotonic()
+        self._processes = kernel_view.read_processes()
+        self._tick = 1 / os.sysconf("SC_CLK_TCK")
+
+    def take(self, rank: RankStatus) -> RankStacks:
+        """Find out what a worker executes."""
+        below = kernel_view.descendants(rank.pid, self._processes.values())
+        target = _python_of(rank.pid, below)
+        threads: Sequence[PythonThread] = ()
+        problem = "it is no Python process"
+        if target:
+            threads, problem = py_spy.dump(target)
+        pid = target or rank.pid
+        if self._is_native and threads:
+            left_s = self._begin_s + NATIVE_BY_S - time.monotonic()
+            native, why = py_spy.dump_native(pid, left_s)
+            threads, problem = native or threads, why
+        shown = self._shown(pid, threads)
+        if pid != rank.pid:
+            below = kernel_view.descendants(pid, self._processes.values())
+        shown += self._descendants(shown, below)
+        found = RankStacks(rank.rank, rank.local_rank, rank.pid, problem=problem)
+        return self._with_figures(replace(found, **_collective(pid, shown)), shown, pid, below)
+
+    def _shown(self, pid: int, threads: Sequence[PythonThread]) -> list[ThreadStack]:
+        """The threads of a process: those of Python, and others that work or hang; all if none is known."""
+        calls = kernel_view.CallReader(pid)
+        tasks = kernel_view.read_tasks(pid)
+        # Before Python 3.11 py-spy knows no ids of threads.
+        unknown = -1
+        pythons = {}
+        for one in threads:
+            tid = one.tid or (pid if one.name == "MainThread" else unknown)
+            pythons[tid] = one
+            unknown -= tid < 0
+        others = [tid for tid, task in tasks.items() if not threads or task.state in "RD"]
+        chosen = sorted({*pythons, *others}, key=lambda tid: (tid != pid, tid not in pythons, tid))
+        shown = []
+        for tid in chosen[:MOST_THREADS]:
+            task, python = tasks.get(tid), pythons.get(tid)
+            shown.append(
+                ThreadStack(
+                    name=python.name if python else task.name if task else "",
+                    frames=python.frames if python else (),
+                    is_main=tid == pid,
+                    state=task.state if task else "",
+                    channel=kernel_view.channel(pid, tid) if task else "",
+                    call=calls.read(tid) if task else "",
+                    signal=python.signal if python else 0,
+                )
+            )
+        return shown
+
+    def _descendants(self, shown: Sequence[ThreadStack], below: Sequence[Task]) -> list[ThreadStack]:
+        """Main threads of descendants that work, or for which the main thread waits."""
+        main = shown[0] if shown else ThreadStack("")
+        is_loading = any(frame.file.endswith(DATA_LOADER) for frame in main.frames)
+        waits = is_loading or main.call.partition("(")[0] in WAITS_FOR_CHILD
+        found: list[ThreadStack] = []
+        for process in below:
+            share = self._share_of(process, kernel_view.read_task(f"/proc/{process.tid}"))
+            if len(found) == MOST_CHILDREN or not (waits or share > BUSY):
+                continue
+            threads = py_spy.dump(process.tid)[0] if kernel_view.is_python(process.tid) else ()
+            main_of = self._shown(process.tid, threads)[:1]
+            found += [
+                replace(one, is_main=False, pid=process.tid, name=process.name, cpu_share=share)
+                for one in main_of
+            ]
+        return found
+
+    def _share_of(self, before: Task | None, now: Task | None) -> float:
+        """CPUs that a thread or a process used since the look began."""
+        if before is None or now is None:
+            return 0.0
+        span_s = max(time.monotonic() - self._begin_s, self._tick)
+        return round(max(now.cpu_ticks - before.cpu_ticks, 0) * self._tick / span_s, 2)
+
+    def _with_figures(
+        self, found: RankStacks, shown: Sequence[ThreadStack], pid: int, below: Sequence[Task]
+    ) -> RankStacks:
+        """Add what the kernel counted between the begin of the look and now."""
+        time.sleep(max(self._begin_s + LOOK_S - time.monotonic(), 0.0))
+        now = kernel_view.read_task(f"/proc/{pid}")
+        before = self._processes.get(pid)
+        if now is None or now.state in "ZX":
+            return replace(found, pid=0, threads=(), problem="")
+        share = self._share_of(before, now)
+        for process in below:
+            share += self._share_of(process, kernel_view.read_task(f"/proc/{process.tid}"))
+        faults = now.major_faults - before.major_faults if before else 0
+        span_s = time.monotonic() - self._begin_s
+        return replace(
+            found,
+            threads=tuple(shown),
+            state=now.state,
+            cpu_share=min(share, 1e6),
+            major_faults=int(max(faults, 0) / span_s),
+        )
+
+
+def _python_of(pid: int, below: Sequence[Task]) -> int:
+    """The Python process of a worker: itself, or the nearest below a wrapper such as a shell; 0: none."""
+    return next((one for one in (pid, *[process.tid for process in below]) if kernel_view.is_python(one)), 0)
+
+
+def _collective(pid: int, shown: Sequence[ThreadStack]) -> Mapping[str, object]:
+    """Fields of `RankStacks` about its process group."""
+    fields: dict[str, object] = {}
+    names = ("MASTER_ADDR", "MASTER_PORT", flight_recorder.SOCKET)
+    known = kernel_view.variables(pid, names)
+    if any(frame.function == MEETING for thread in shown for frame in thread.frames):
+        fields["store"] = f"{known.get('MASTER_ADDR', '')}:{known.get('MASTER_PORT', '')}"
+    path = known.get(flight_recorder.SOCKET)
+    if path and shown and shown[0].state not in "TtD":
+        with contextlib.suppress(OSError, ValueError):
+            last = flight_recorder.last_collective(os.path.join(f"/proc/{pid}/cwd", path))
+            fields |= last or {}
+    return fields

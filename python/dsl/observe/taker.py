@@ -1,0 +1,90 @@
+"""Asks another process, the taker, what workers execute: see `dsl.observe.stacks`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+
+from dsl.errors import JobFormatError
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
+from dsl.model.observation import RankStacks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dsl.model.observation import Look, RankStatus
+
+TAKE_S = 5.0
+"""A taker that has not answered by then is killed."""
+SIGKILL = 9
+
+# We import no modules from the directory in which the command was called.
+_START = (
+    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; "
+    "from dsl.observe.stacks import main; main()"
+)
+
+
+def take_stacks(look: Look, ranks: Sequence[RankStatus]) -> Iterator[RankStacks]:
+    """What these workers of this machine execute, as it becomes known, for at most `TAKE_S`.
+
+    A worker whose stacks could not be taken comes last, with a `problem`.
+    """
+    missing = {one.local_rank: one for one in ranks}
+    why = "the process that takes stacks gave no answer in time"
+    try:
+        with _started() as taker:
+            taker.sendall(b"".join([to_line(record) for record in (look, *ranks)]))
+            taker.shutdown(socket.SHUT_WR)
+            for stacks in _answers(taker):
+                if missing.pop(stacks.local_rank, None):
+                    yield stacks
+    except (OSError, JobFormatError) as error:
+        why = f"the process that takes stacks failed: {error}"
+    for one in missing.values():
+        yield RankStacks(one.rank, one.local_rank, one.pid, problem=why)
+
+
+def _answers(taker: socket.socket) -> Iterator[RankStacks]:
+    lines = Lines(RankStacks)
+    deadline_s = time.monotonic() + TAKE_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if not select.select([taker], [], [], left_s)[0]:
+            return
+        data = taker.recv(1 << 16)
+        if not data:
+            return
+        yield from lines.feed(data)
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[socket.socket]:
+    """The connection to a new taker, which ends with the block."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", _START],
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setpgroup=0,
+                setsigmask=(),
+            )
+        try:
+            yield ours
+        finally:
+            with contextlib.suppress(OSError):
+                os.kill(pid, SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
