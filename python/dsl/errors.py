@@ -21,6 +21,10 @@ class PidFileError(DslError):
     """The file of ``--save_pid`` exists already or cannot be written."""
 
 
+class JobFolderError(DslError):
+    """The folder of jobs in the background cannot be made or read, or is not for this user alone."""
+
+
 class ControlError(DslError):
     """The head and an agent of a job cannot reach each other, or one of the two has ended."""
 

@@ -19,6 +19,9 @@ LAST = 64
 UNTAKEABLE = (9, 19, 17, 4, 5, 6, 7, 8, 11, 31, 32, 33)
 """Signals that dsl cannot or must not handle: SIGKILL, SIGSTOP, SIGCHLD, a program's faults, two of libc."""
 
+ENDING = (1, 2, 3, 10, 12, 15)
+"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, but a job handles them."""
+
 JOB_CONTROL = (20, 18, 28)
 """SIGTSTP, SIGCONT and SIGWINCH, which belong to the shell and the terminal."""
 

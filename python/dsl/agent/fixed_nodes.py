@@ -107,12 +107,14 @@ def start(
     again: tuple[tuple[str, ...], int],
     tell: Callable[[Sequence[Notice]], None],
     launch: Launch,
+    let_go: Callable[[], None],
     *,
     is_dry: bool,
 ) -> int:
     """Run this node's part of a job with fixed places, or show it if the run ``is_dry``.
 
-    ``again``: see `joining_of`. Returns the command's exit code only if nothing was started.
+    ``again``: see `joining_of`. ``let_go`` is called before the wait for other nodes.
+    Returns the command's exit code only if nothing was started.
 
     Raises:
         DslError: the job cannot be planned or prepared, or the nodes do not meet.
@@ -124,5 +126,6 @@ def start(
         return launch(planner, lambda plan: crew_of(planner, plan), planner.notices).run_guarded()
     sketch = planner.sketch()
     nodes = FixedNodes(planned, facts, planner, lambda notice: tell([notice]), again)
+    let_go()
     nodes.call()
     return launch(planner, nodes.crew, planner.notices).run_joined(sketch, nodes, nodes.join)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl import Supervisor
+    from dsl.agent.background import Background
     from dsl.control.hub import Hub, Link
     from dsl.facts import Facts
     from dsl.launchers.base import Start
@@ -47,10 +48,18 @@ ENDING_S = 2.0
 """When all agents have ended, ssh and similar programs that still run get this long to obey SIGTERM."""
 
 
-def run_head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts: Facts) -> int:
+def run_head(
+    job: Job,
+    remote: Remote,
+    starts: Sequence[Start],
+    hub: Hub,
+    facts: Facts,
+    background: Background | None = None,
+) -> int:
     """Start these programs, conduct the job, and end this process with the job's exit code.
 
-    ``hub``: where the agents will connect. Returns the exit code only if nothing was started.
+    ``hub``: where the agents will connect. ``background``: see `Session`. Returns the exit code only if
+    nothing was started.
     """
     node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
     allow_connections(len(node_ranks))
@@ -72,7 +81,7 @@ def run_head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts:
     def crew(_plan: NodePlan) -> Crew:
         return Crew([head], [head], head.decide, hooks=head, routine=True, elsewhere=head.elsewhere)
 
-    return Session(head, crew).run_guarded()
+    return Session(head, crew, background=background).run_guarded()
 
 
 def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str], Pairs]:

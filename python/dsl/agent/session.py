@@ -18,7 +18,7 @@ from dsl.errors import DslError
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.report.verdict import survivor
-from dsl.signals import signal_name
+from dsl.signals import ENDING, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dsl import GuardOutcome
     from dsl.agent.agent import Channel, Listener, Policy, Source
+    from dsl.agent.background import Background
     from dsl.agent.planner import Planner
     from dsl.agent.timers import FileTimers
     from dsl.agent.views import Elsewhere
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 
 SIGINT, SIGTERM = 2, 15
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
-
-
-ENDING = (1, 2, 3, 10, 12, 15)
-"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, but a job handles them."""
 
 
 class Hooks:
@@ -114,6 +111,7 @@ class Session:
     an error of it ends the launch. ``tell`` gets the plan and these notices: first what is known before
     anything is made, later where files were made. ``preview`` shows the first plan; if it returns true,
     nothing is started. ``stdin_is_terminal``: the worker that reads our stdin gets the terminal.
+    ``background``: where the command has gone, and keeps its exit code.
     """
 
     def __init__(
@@ -125,9 +123,11 @@ class Session:
         tell: Callable[[NodePlan, Sequence[Notice]], None] | None = None,
         preview: Callable[[NodePlan], bool] | None = None,
         stdin_is_terminal: bool = False,
+        background: Background | None = None,
     ) -> None:
         self._source = source
         self._crew = crew
+        self._background = background
         self._notices = notices
         self._tell = tell
         self._preview = preview
@@ -216,10 +216,11 @@ class Session:
 
     def _agent(self, plan: NodePlan, crew: Crew, pid: int = 0) -> Agent:
         """``pid``: that of the command; 0: it is this process."""
+        beside = () if self._background is None else (self._background,)
         return Agent(
             self._source,
             plan,
-            crew.listeners,
+            (*crew.listeners, *beside),
             crew.channels,
             policy=crew.policy,
             stdin_is_terminal=self._stdin_is_terminal,
@@ -245,6 +246,9 @@ class Session:
         self, plan: NodePlan, hooks: Hooks, mask: Collection[int], run: Callable[[Supervisor], int]
     ) -> int:
         """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made."""
+        background = self._background
+        if background is not None:
+            background.settle()
         try:
             guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=hooks.helper, mask=mask)
         except EngineError as error:
@@ -275,10 +279,13 @@ class Session:
             _report_agent(plan, pid, outcome)
         except Exception as error:  # noqa: BLE001  a failing report never changes the exit code
             complain(plan.command, error)
-        if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
+        code = 1 if outcome.survivors and not outcome.code else outcome.code
+        if background is not None:
+            background.end(code)
+        if outcome.terminal_interrupt and code == 128 + SIGINT:
             die_of_interrupt()
         flush_output()
-        os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
+        os._exit(code)
 
 
 def _run_here(agent: Agent, plan: NodePlan) -> Outcome:
@@ -307,6 +314,26 @@ def fill_standard_streams() -> None:
     while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
         os.set_inheritable(null, True)
     os.close(null)
+
+
+def leave_shell(attend: Callable[[int], None]) -> int:
+    """Go on in a child with its own session: returns 0 there, and here the child's pid.
+
+    ``attend`` is called here with the pid, while signals that would end this process wait. Raises DslError.
+    """
+    flush_output()
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
+    try:
+        pid = os.fork()
+        if pid:
+            attend(pid)
+        else:
+            os.setsid()
+    except OSError as error:
+        raise DslError(f"cannot start a process in the background: {error.strerror}") from None
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    return pid
 
 
 def stay_behind() -> None:

@@ -13,7 +13,7 @@ from dsl import Exited
 from dsl._record import replace
 from dsl.agent.elastic import Elastic
 from dsl.agent.planner import Planner
-from dsl.agent.session import ENDING, Crew, Hooks, crew_of, listen, timers_of
+from dsl.agent.session import Crew, Hooks, crew_of, listen, timers_of
 from dsl.errors import OptionError
 from dsl.lists import quote
 from dsl.machine.check import check_program
@@ -25,6 +25,7 @@ from dsl.rendezvous import dynamic
 from dsl.rendezvous.delegate_messages import Finish, Leave
 from dsl.report.narrator import CONSOLE
 from dsl.report.other_nodes import describe_end
+from dsl.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,13 +146,15 @@ def start(
     facts: Facts,
     tell: Callable[[Sequence[Notice]], None],
     launch: Launch,
+    let_go: Callable[[], None],
     *,
     is_dry: bool,
     gives_up: bool,
 ) -> int:
     """Run this node's part of a job whose nodes come and go, or show what is known of it beforehand.
 
-    ``gives_up``: see `Elastic`. Returns the command's exit code only if nothing was started.
+    ``let_go`` is called before the wait for other nodes. ``gives_up``: see `Elastic`. Returns the command's
+    exit code only if nothing was started.
 
     Raises:
         DslError: the job cannot be planned or prepared, or the nodes do not meet.
@@ -173,6 +176,7 @@ def start(
             check_debugger(interpreter_of(job.flavour, facts.environ, facts.names.executable), facts.environ)
         planner = Planner(planned, facts)
         tell(planned.notices)
+        let_go()
         over = nodes.open(planner, lambda one: tell([one]))
         if over is not None:
             notice, code = describe_end(over)

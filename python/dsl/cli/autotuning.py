@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",
     "no_ssh": "one command has to reach all hosts",
+    "detach": "a tuning asks and shows where it was started",
     "debug": "an experiment is measured, not stepped through",
     "dry_run": "what is started follows from what was measured",
     "dry_run_json": "what is started follows from what was measured",

@@ -6,7 +6,7 @@ import os
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.agent.session import Session, crew_of
+from dsl.agent.session import Session, crew_of, fill_standard_streams, leave_shell
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
+    from dsl.agent.background import Background
     from dsl.agent.session import CrewMaker, Notices, Plans
     from dsl.cli.reader import Options
     from dsl.facts import Facts
@@ -84,13 +85,35 @@ class Command:
     ) -> int:
         """Plan a job and run this node's part of it, or show what would be started.
 
-        ``argv``: what the user has typed, with the program's name, for messages that show the command of
-        another node. Returns the command's exit code only if nothing was started: a job ends this process.
+        ``argv``: what the user has typed, with the program's name. Returns the command's exit code only if
+        nothing was started, or if the job runs in the background: a job ends this process.
 
         Raises:
             DslError: the job cannot be planned or prepared.
         """
         facts = this_machine() if facts is None else facts
+        if not request.detaches or show.is_dry:
+            return self._start(request, show, facts, argv)
+        from dsl.agent.background import Background
+
+        fill_standard_streams()
+        background = Background(self.name, argv)
+        pid = leave_shell(background.pass_signals)
+        if pid:
+            return background.see_off(pid)
+        facts.console = background.enter()
+        code = self.run(lambda: self._start(request, show, facts, argv, background))
+        background.end(code)
+        return code
+
+    def _start(
+        self,
+        request: Request,
+        show: ShowRequest,
+        facts: Facts,
+        argv: tuple[str, ...],
+        background: Background | None = None,
+    ) -> int:
         if show.is_asked:
             request = replace(request, log_level=_with_details(request.log_level))
         level = request.log_level
@@ -112,22 +135,26 @@ class Command:
                 tell=lambda _, notices: tell(notices),
                 preview=preview if show.is_asked else None,
                 stdin_is_terminal=facts.console.stdin_is_terminal,
+                background=background,
             )
 
+        let_go = (lambda: None) if background is None else background.let_go
         if planned.remote is not None:
             tell(planned.notices)
-            return _start_on_hosts(planned.job, planned.remote, show, facts)
+            return _start_on_hosts(planned.job, planned.remote, show, facts, background)
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
             from dsl.agent import fixed_nodes
             from dsl.agent.joining import without_place
 
             again = without_place(argv, request.program, facts.environ)
-            return fixed_nodes.start(planned, facts, again, tell, launch, is_dry=show.is_dry)
+            return fixed_nodes.start(planned, facts, again, tell, launch, let_go, is_dry=show.is_dry)
         if planned.job.meeting.backend:
             from dsl.agent import torch_nodes
 
             gives_up = request.max_restarts is None
-            return torch_nodes.start(planned, facts, tell, launch, is_dry=show.is_dry, gives_up=gives_up)
+            return torch_nodes.start(
+                planned, facts, tell, launch, let_go, is_dry=show.is_dry, gives_up=gives_up
+            )
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         return launch(
@@ -156,7 +183,9 @@ class Command:
         return []
 
 
-def _start_on_hosts(job: Job, remote: Remote, show: ShowRequest, facts: Facts) -> int:
+def _start_on_hosts(
+    job: Job, remote: Remote, show: ShowRequest, facts: Facts, background: Background | None
+) -> int:
     """Run a job on other hosts, or show how they would be reached. Raises LauncherError: they cannot be."""
     from dsl.launchers.table import starts_of, uses_streams
 
@@ -176,7 +205,7 @@ def _start_on_hosts(job: Job, remote: Remote, show: ShowRequest, facts: Facts) -
     starts = starts_of(
         job, remote, facts, is_root=is_root, addresses=addresses, variables=variables, folder=folder
     )
-    return run_head(job, remote, starts, hub, facts)
+    return run_head(job, remote, starts, hub, facts, background)
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:

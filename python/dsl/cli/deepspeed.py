@@ -56,7 +56,7 @@ def _run(argv: Sequence[str]) -> int:
         from dsl.cli.autotuning import start_tuning
 
         return start_tuning(request, options)
-    return COMMAND.start(request, show_request(options))
+    return COMMAND.start(request, show_request(options), argv=(COMMAND.name, *argv))
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Options]:
@@ -132,6 +132,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         log_level="error" if options.quiet else log_level(options),
         save_pid=options.save_pid,
         is_strict=options.strict,
+        detaches=options.detach,
     )
 
 

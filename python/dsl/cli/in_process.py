@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
         DslError, EngineError: as `dsl.functions.launcher.launch_agent`.
     """
     options = _options(args)
-    _refuse_preemption(options, "dslrun")
+    _refuse_process_matters(options, "dslrun")
     request = torchrun.to_request(options)
     refuse_nameless(request.signals.stop or (), f"signals_to_handle {options.signals_to_handle!r}")
     for notice in torchrun.signal_notices(options):
@@ -58,7 +58,7 @@ def run_deepspeed(args: Sequence[str]) -> int:
         DslError, EngineError: the job cannot be planned or prepared.
     """
     request, options = deepspeed.read(args, os.environ)
-    _refuse_preemption(options, "dsl")
+    _refuse_process_matters(options, "dsl")
     try:
         _start(request, show_request(options), CONSOLE)
     except ChildFailedError as error:
@@ -66,11 +66,13 @@ def run_deepspeed(args: Sequence[str]) -> int:
     return 0
 
 
-def _refuse_preemption(options: Options, command: str) -> None:
+def _refuse_process_matters(options: Options, command: str) -> None:
     if options.preempt_signal:
         raise UnsupportedError(
             f"preempt_signal: inside of a program signals are the program's own, use the command {command}"
         )
+    if options.detach:
+        raise UnsupportedError(f"detach: a program stays with its job, use the command {command}")
 
 
 def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> None:

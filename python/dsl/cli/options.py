@@ -365,6 +365,13 @@ COMMON = {
         value(OURS, "--debug-address", "ADDRESS", "address where they listen", DEFAULT_DEBUG_ADDRESS),
         flag(OURS, "--debug-wait", "begin when a debugger has attached"),
     ),
+    "seeing into the job": (
+        flag(
+            OURS, "--detach",
+            "run the job in the background; dsl-attach follows its output, dsl-wait has its exit code",
+            is_slip=True,
+        ),
+    ),
     "showing the plan": (
         flag(
             OURS, "--strict",

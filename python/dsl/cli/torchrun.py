@@ -129,6 +129,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         role=options.role,
         log_level=log_level(options),
         is_strict=options.strict,
+        detaches=options.detach,
     )
 
 

@@ -259,6 +259,8 @@ class Request:
     """Variables added to the environment that each node's workers inherit."""
     is_strict: bool = False
     """Fallbacks are errors, see `dsl.model.job.refuse_fallbacks`."""
+    detaches: bool = False
+    """The command goes to the background."""
 
 
 @record

@@ -25,6 +25,7 @@ from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
 from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open
+from dsl.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,9 +46,6 @@ LAST_WORDS_BYTES = 4096
 """How much we read of what a delegate wrote before it died."""
 
 SIGKILL = 9
-BLOCKED = (1, 2, 3, 10, 12, 15)
-"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM are the job's: the delegate ends with its socket."""
-
 # We import no modules from the directory in which the command was called.
 _START = (
     "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; import runpy; "
@@ -82,7 +80,7 @@ class Delegate:
                         (os.POSIX_SPAWN_DUP2, errors, 2),
                     ],
                     setpgroup=0,
-                    setsigmask=BLOCKED,
+                    setsigmask=ENDING,  # they are the job's: the delegate ends with its socket
                 )
             except OSError as error:
                 ours.close()

@@ -1,0 +1,144 @@
+"""How a command leaves its shell for the background, and what the shell hears (``--detach``).
+
+The process that the shell has started only waits. Its child is the command: it has a session of its own, and
+what it writes goes to the folder of the job (`dsl.observe.job_folders`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from dsl.errors import DslError
+from dsl.machine.this_process import Console
+from dsl.model.outcome import AttemptStarted
+from dsl.observe.job_folders import JobFolders
+from dsl.report.speak import complain, say, write
+from dsl.signals import ENDING, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.observe.job_folders import OwnFolder
+
+NOTE_BYTES = 32
+"""Room for the number in the note to the process that waits."""
+
+MOST_SHOWN = 1 << 20
+"""Most bytes of output that the shell gets."""
+
+
+class Background:
+    """One command on its way to the background; a listener, because the shell waits for the first attempt."""
+
+    def __init__(self, command: str, words: Sequence[str]) -> None:
+        """``words``: what the user typed. Raises JobFolderError: the job's output cannot be kept."""
+        self._command = command
+        self._words = words
+        self._random = os.urandom(8).hex()
+        self._folders = JobFolders(os.environ, make=True)
+        self._folder: OwnFolder | None = None
+        self._note: int | None
+        self._answer, self._note = os.pipe()
+        self._said = -1
+
+    def _name_of(self, pid: int) -> str:
+        return f"{pid}-{self._random}"
+
+    # ------------------------------------------------------------------ the process that waits
+
+    def pass_signals(self, pid: int) -> None:
+        """Pass the signals of this process on to the command, which has left the terminal."""
+        for signum in ENDING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, lambda number, _: _send(pid, number))
+
+    def see_off(self, pid: int) -> int:
+        """Wait until the job runs, and return the exit code for the shell.
+
+        If the command ends before that, its words and its exit code become ours. Raises KeyboardInterrupt if
+        Ctrl-C has ended it.
+        """
+        assert self._note is not None
+        os.close(self._note)
+        note = os.read(self._answer, NOTE_BYTES)
+        job = self._folders.read(self._name_of(pid))
+        if job is not None:
+            with contextlib.suppress(OSError):
+                said = os.pread(job.open_output(), int(note) if note else MOST_SHOWN, 0)
+                write(said.decode("utf-8", "backslashreplace"))
+        if note:
+            known = f"dsl-attach {pid} follows it, dsl-wait {pid} waits for it"
+            say(self._command, f"job {pid} runs in the background; {known}")
+            return 0
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if job is not None:
+            job.remove()
+        if code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        return code if code >= 0 else 128 - code
+
+    # ------------------------------------------------------------------ the command
+
+    def enter(self) -> Console:
+        """Make the folder of the job, and write there from now on. Raises JobFolderError."""
+        os.close(self._answer)
+        self._folder = self._folders.begin(self._words, self._name_of(os.getpid()))
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.close(null)
+        for fd in (1, 2):
+            os.dup2(self._folder.output, fd)
+        return Console()
+
+    def let_go(self) -> None:
+        """Give the shell its answer, before a wait for other nodes. A signal ends the wait."""
+        for signum in ENDING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, _end_wait)
+        self.settle()
+        self._tell_shell()
+
+    def settle(self) -> None:
+        """What is said from here on is for the job's output alone, not for the shell."""
+        if self._said < 0:
+            self._said = os.fstat(1).st_size
+
+    def hear(self, event: object) -> None:
+        """Give the shell its answer when the first attempt begins."""
+        if isinstance(event, AttemptStarted):
+            self._tell_shell()
+
+    def _tell_shell(self) -> None:
+        if self._note is not None:
+            with contextlib.suppress(OSError):  # the shell has gone
+                os.write(self._note, str(self._said).encode())
+            os.close(self._note)
+            self._note = None
+
+    def end(self, code: int) -> None:
+        """Keep the command's exit code."""
+        try:
+            if self._folder is not None:
+                self._folder.end(code)
+        except Exception as error:  # noqa: BLE001  it never changes the exit code
+            complain(self._command, error)
+
+
+class _WaitEndedError(DslError):
+    """A signal has ended the wait for other nodes, before there is a guard."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"{signal_name(signum)} has ended the wait for the other nodes")
+        self.exit_code = 128 + signum
+
+
+def _end_wait(signum: int, _frame: object) -> None:
+    raise _WaitEndedError(signum)
+
+
+def _send(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)

@@ -1,0 +1,141 @@
+"""``dsl-attach``: follow the output of a job in the background."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+
+from dsl import __version__
+from dsl.agent.session import die_of_interrupt
+from dsl.cli.command import Command
+from dsl.cli.wait import JOB_HELP, wait
+from dsl.errors import DslError, UsageError
+from dsl.lists import parse_number, quote
+from dsl.observe.job_folders import JobFolders
+from dsl.signals import ENDING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.observe.job_folders import BackgroundJob
+
+COMMAND = Command("dsl-attach")
+
+PAUSE_S = 0.1
+"""How often we look whether a silent job has written something."""
+
+READ_BYTES = 1 << 16
+SIGPIPE = 13
+
+
+class Detached(BaseException):
+    """A signal has ended the command, not the job."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show the output of a job. Returns its exit code; 2: there is no such job.
+
+    A signal ends this process alone, with the exit code of that signal.
+    """
+    options = make_parser().parse_args(argv)
+    return COMMAND.run(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    job = JobFolders(os.environ).find(options.job)
+    for signum in ENDING:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _detach)
+    try:
+        show(job, options.lines)
+        return wait(job, COMMAND)
+    except BrokenPipeError:
+        return 128 + SIGPIPE
+    except Detached as detached:
+        signum = int(detached.args[0])
+        COMMAND.say(f"job {job.pid} runs on; dsl-attach {job.pid} comes back to it")
+        if signum == signal.SIGINT:
+            die_of_interrupt()
+        return 128 + signum
+
+
+def show(job: BackgroundJob, lines: int | None) -> None:
+    """Write the output of a job to stdout until the job is over; ``lines``: begin with the last ones.
+
+    Raises:
+        UsageError: the folder of the job is gone.
+        BrokenPipeError, DslError: stdout cannot be written.
+    """
+    try:
+        output = job.open_output()
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise UsageError(f"the output of job {job.pid} cannot be read: {reason}") from None
+    if lines is not None:
+        os.lseek(output, start_of(output, lines), os.SEEK_SET)
+    while True:
+        is_over = job.is_over()  # asked first: then all that it has written is there
+        while data := os.read(output, READ_BYTES):
+            _write(data)
+        if is_over:
+            return
+        time.sleep(PAUSE_S)
+
+
+def start_of(output: int, lines: int) -> int:
+    """Where the last so many lines of a file begin."""
+    at = os.fstat(output).st_size
+    if lines == 0 or at == 0:
+        return at
+    at -= os.pread(output, 1, at - 1) == b"\n"  # it ends the last line, and begins none
+    while at:
+        begin = max(0, at - READ_BYTES)
+        block = os.pread(output, at - begin, begin)
+        end = len(block)
+        while (end := block.rfind(b"\n", 0, end)) >= 0:
+            lines -= 1
+            if lines == 0:
+                return begin + end + 1
+        at = begin
+    return 0
+
+
+def _write(data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DslError(f"stdout cannot be written: {(error.strerror or '').lower()}") from None
+
+
+def _detach(signum: int, _frame: object) -> None:
+    raise Detached(signum)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the options."""
+    from dsl.cli.parser import HelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog=COMMAND.name,
+        usage="%(prog)s [OPTIONS] [JOB]",
+        description="Follow the output of a job that dsl --detach has started. Ctrl-C does not end the job.",
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("job", metavar="JOB", nargs="?", default="", help=JOB_HELP)
+    add("-n", "--lines", metavar="N", type=_count, help="begin with the last N lines")
+    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = parse_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"expected a number of lines: {quote(text)}")
+    return number

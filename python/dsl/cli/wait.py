@@ -1,0 +1,59 @@
+"""``dsl-wait``: wait for jobs in the background, and end with their exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from dsl import __version__
+from dsl.cli.command import Command
+from dsl.observe.job_folders import KILLED, JobFolders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.observe.job_folders import BackgroundJob
+
+COMMAND = Command("dsl-wait")
+
+JOB_HELP = "pid of the job (default: the newest that runs, or else the newest)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Wait for the jobs. Returns the first exit code that is not 0, in their order; 2: no such job."""
+    words = make_parser().parse_args(argv).jobs
+    return COMMAND.run(lambda: _run(words))
+
+
+def _run(words: Sequence[str]) -> int:
+    folders = JobFolders(os.environ)
+    jobs = [folders.find(word) for word in words or [""]]
+    codes = [wait(job, COMMAND) for job in jobs]
+    return next((code for code in codes if code), 0)
+
+
+def wait(job: BackgroundJob, command: Command) -> int:
+    """Wait for a job, and return its exit code. ``command`` says why a job has none."""
+    job.wait()
+    end = job.end()
+    if end is None:
+        command.say(f"job {job.pid} has left no exit code: its guard was killed")
+        return KILLED
+    return end.code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the options."""
+    from dsl.cli.parser import HelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog=COMMAND.name,
+        usage="%(prog)s [JOB ...]",
+        description="Wait for jobs that dsl --detach has started, and end with their exit code.",
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("jobs", metavar="JOB", nargs="*", help=JOB_HELP)
+    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
+    return parser
