@@ -146,7 +146,7 @@ def test_files_of_a_job_are_for_its_user_alone(shell: Shell) -> None:
     files = {path.name: path for path in shell.folder(pid).iterdir()}
     assert set(files) == {"job.json", "output", "exit.json"}
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
-    begun = json.loads(files["job.json"].read_text())["Begun"]
+    begun = json.loads(files["job.json"].read_text())["JobStart"]
     assert begun["pid"] == pid
     assert begun["words"][:2] == ["dsl", "--no_python"]
     assert begun["cwd"] == os.getcwd()

@@ -57,6 +57,8 @@ DOORS = {
     "dslrun, node 0": (SCRIPT, NODES),
     "dslrun, node 1": (SCRIPT, ("--node-rank", "1", *NODES)),
     "dsl-report": (SCRIPT, ()),
+    "dsl-attach": (SCRIPT, ()),
+    "dsl-wait": (SCRIPT, ()),
     "dsl-elastic": (SCRIPT, ("-c", "config.json")),
     "dsl-ps": (SCRIPT, ()),
     "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),

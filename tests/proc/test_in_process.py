@@ -182,6 +182,7 @@ def test_a_variable_is_the_default_of_an_option(tmp_path: Path, monkeypatch: pyt
         (OptionError, {"training_script": "x", "shutdown_timeout": "-1"}, "grace: must be 0 or more"),
         (OptionError, {"training_script": "x", "signals_to_handle": "40"}, "Python has no name for 40"),
         (UnsupportedError, {"training_script": "x", "preempt_signal": "USR1"}, "use the command dslrun"),
+        (UnsupportedError, {"training_script": "x", "detach": True}, "use the command dslrun"),
         (ScriptError, {"training_script": "no_such.py"}, "'no_such.py' does not exist"),
     ],
 )

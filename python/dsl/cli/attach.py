@@ -85,14 +85,14 @@ def show(job: BackgroundJob, lines: int | None) -> None:
         time.sleep(PAUSE_S)
 
 
-def start_of(output: int, lines: int) -> int:
-    """Where the last so many lines of a file begin."""
+def start_of(output: int, lines: int, block_bytes: int = READ_BYTES) -> int:
+    """Where the last so many lines of a file begin. ``block_bytes`` are read at a time, from the end."""
     at = os.fstat(output).st_size
     if lines == 0 or at == 0:
         return at
     at -= os.pread(output, 1, at - 1) == b"\n"  # it ends the last line, and begins none
     while at:
-        begin = max(0, at - READ_BYTES)
+        begin = max(0, at - block_bytes)
         block = os.pread(output, at - begin, begin)
         end = len(block)
         while (end := block.rfind(b"\n", 0, end)) >= 0:

@@ -1,8 +1,8 @@
 """The jobs of this user in the background, those that run and those that have ended: a folder for each.
 
-``$XDG_STATE_HOME/dsl/jobs/PID-RANDOM`` holds ``job.json`` (a `Begun`), ``output`` (what the job has written to
-stdout and stderr, as it came) and at the end ``exit.json`` (an `Over`). The processes that supervise the job
-hold a lock on ``job.json``, so the kernel itself says when the last of them is gone.
+``$XDG_STATE_HOME/dsl/jobs/PID-RANDOM`` holds ``job.json`` (a `JobStart`), ``output`` (what the job has written
+to stdout and stderr, as it came) and at the end ``exit.json`` (a `JobEnd`). The processes that supervise the
+job hold a lock on ``job.json``, so the kernel itself says when the last of them is gone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LONGEST_BYTES = 1 << 22
 
 
 @record
-class Begun:
+class JobStart:
     """How a job in the background began."""
 
     pid: Count
@@ -60,7 +60,7 @@ class Begun:
 
 
 @record
-class Over:
+class JobEnd:
     """How it ended."""
 
     code: Code
@@ -126,7 +126,7 @@ class JobFolders:
 
     def read(self, name: str) -> BackgroundJob | None:
         """The job whose folder has this name; None: there is no such folder, or no job in it."""
-        begun = _read_record(self._fd, f"{name}/{BEGIN}", Begun)
+        begun = _read_record(self._fd, f"{name}/{BEGIN}", JobStart)
         return None if begun is None else BackgroundJob(self._fd, name, begun)
 
     def find(self, pid: str = "") -> BackgroundJob:
@@ -152,7 +152,7 @@ class JobFolders:
         """
         for job in [one for one in self.jobs() if one.is_over()][KEPT:]:
             job.remove()
-        begun = Begun(os.getpid(), tuple(words), os.getcwd(), os.uname().nodename, time.time_ns())
+        begun = JobStart(os.getpid(), tuple(words), os.getcwd(), os.uname().nodename, time.time_ns())
         try:
             return OwnFolder(self._fd, name, begun)
         except OSError as error:
@@ -163,7 +163,7 @@ class JobFolders:
 class BackgroundJob:
     """A job that runs in the background, or has run there."""
 
-    def __init__(self, top: int, name: str, begun: Begun) -> None:
+    def __init__(self, top: int, name: str, begun: JobStart) -> None:
         """``top``: descriptor of the folder in which the job's folder is."""
         self._top = top
         self._name = name
@@ -179,9 +179,9 @@ class BackgroundJob:
         """Wait until nothing supervises the job any more."""
         self._lock(fcntl.LOCK_SH)
 
-    def end(self) -> Over | None:
+    def end(self) -> JobEnd | None:
         """How it ended, once it is over; None: its guard was killed."""
-        return _read_record(self._top, f"{self._name}/{END}", Over)
+        return _read_record(self._top, f"{self._name}/{END}", JobEnd)
 
     def open_output(self) -> int:
         """Open its output for reading. Raises OSError: its folder is gone."""
@@ -214,7 +214,7 @@ class BackgroundJob:
 class OwnFolder:
     """The folder of this process's own job. The lock goes with the last process that has this object."""
 
-    def __init__(self, top: int, name: str, begun: Begun) -> None:
+    def __init__(self, top: int, name: str, begun: JobStart) -> None:
         """Make the folder and its files. Raises OSError."""
         self._top = top
         self._name = name
@@ -230,7 +230,7 @@ class OwnFolder:
 
     def end(self, code: int) -> None:
         """Keep the exit code. Raises OSError."""
-        os.pwrite(self._end, to_line(Over(code, time.time_ns())), 0)
+        os.pwrite(self._end, to_line(JobEnd(code, time.time_ns())), 0)
         self._finish(END)
 
     def _make(self, name: str, more_flags: int = 0) -> int:

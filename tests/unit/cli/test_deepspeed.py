@@ -102,6 +102,7 @@ BAD_INPUT: list[tuple[str, int, str]] = [
         "nothing can be tried; z2 is left out: it needs about ",
     ),
     ("--autotuning tune --dry-run t.py", 2, "--dry-run cannot be used with --autotuning"),
+    ("--autotuning tune --detach t.py", 2, "--detach cannot be used with --autotuning"),
     ("--autotuning tune --no_ssh t.py", 2, "--no_ssh cannot be used with --autotuning"),
     ("--launcher nonsense t.py", 2, "unknown launcher 'nonsense', expected one of pdsh, openmpi, mvapich"),
     ("-H two --no_ssh --node_rank 0 --master_addr a --launcher x t.py", 2, "unknown launcher 'x'"),
@@ -255,7 +256,7 @@ def _refuse(*_: object) -> None:
 def test_an_interrupt_before_the_launch_is_130_and_silent(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(*_: object) -> int:
+    def interrupt(*_: object, **_options: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Command, "start", interrupt)

@@ -61,6 +61,7 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "dry_run_json": ("", "placement.names_devices", True),
     "log_level": ("debug", "log_level", "debug"),
     "strict": ("", "is_strict", True),
+    "detach": ("", "detaches", True),
 }
 DEEPSPEED: dict[str, tuple[str, str, Any]] = {
     "hostfile": ("h", "resources.hostfile", "h"),

@@ -71,6 +71,7 @@ BOTH = {
     "report_bindings": Case(),
     "dry_run": Case(),
     "dry_run_json": Case(),
+    "detach": Case(),
     "log_level": Case("debug"),
     "module": Case(),
     "no_python": Case(),
@@ -157,9 +158,9 @@ EXCEPTIONS = {**WITHOUT_EFFECT, **REFUSED, **IN_THE_JOB}
 NOT_IN_THE_JOB = {
     ("dsl", "node"): {"node_rank"},
     ("dslrun", "node"): {"node_rank", "local_addr"},
-    ("dslrun", "launcher"): {"dry_run", "dry_run_json"},
+    ("dslrun", "launcher"): {"dry_run", "dry_run_json", "detach"},
     ("dsl", "launcher"): {
-        *("dry_run", "dry_run_json", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
+        *("dry_run", "dry_run_json", "detach", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
         *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
         *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),
     },

@@ -28,6 +28,7 @@ OURS = {
     "--bind-strict",
     "--mem-policy",
     "--report-bindings",
+    "--detach",
     "--dry-run",
     "--dry-run-json",
     "--strict",
