@@ -1,7 +1,7 @@
 """The jobs of this user in the background, those that run and those that have ended: a folder for each.
 
-``$XDG_STATE_HOME/dsl/jobs/PID-RANDOM`` holds ``job.json`` (a `JobStart`), ``output`` (what the job has written
-to stdout and stderr, as it came) and at the end ``exit.json`` (a `JobEnd`). The processes that supervise the
+``$XDG_STATE_HOME/dsl/jobs/PID-RANDOM`` holds ``job.json`` (a `JobStart`), ``output`` (what the job wrote to
+stdout and stderr, as it came) and at the end ``exit.json`` (a `JobEnd`). The processes that supervise the
 job hold a lock on ``job.json``, so the kernel itself says when the last of them is gone.
 """
 
