@@ -612,6 +612,15 @@ class Supervisor:
 
         Raises `EngineError` on a closed supervisor.
         """
+    def tee(self, fd: int) -> None:
+        """Copy what is shown on the consoles to a socket, pipe or file as well, after the last lines shown.
+
+        The descriptor is duplicated. If it takes too little, lines are missing there, with a note of their
+        number; nothing waits for it. The copies end when nobody reads them, or with the supervisor. Streams that
+        workers inherit are not shown by the engine, and not copied.
+
+        Raises `EngineError` on a closed supervisor, `OSError` for a bad descriptor.
+        """
     def close(self) -> None:
         """`flush`, kill all processes that are left, wait for them, and end the engine thread. Idempotent."""
     def __enter__(self) -> Self:
@@ -788,6 +797,7 @@ class Hub:
         """
     def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None: ...
     def recent(self) -> bytes: ...
+    def tee(self, fd: int) -> None: ...
     def drain(self, timeout_s: float | None) -> bool: ...
     def start(self) -> None: ...
     def close(self, timeout_s: float) -> None: ...

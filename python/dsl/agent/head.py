@@ -124,6 +124,7 @@ class Head(Hooks):
             nodes=len(job.hosts),
             workers=sum(len(host.slots) for host in job.hosts),
             words=(job.program.script, *job.program.args),
+            tee=hub.tee,
         )
         """What views into the job see."""
         self._dismissal_s: float | None = None

@@ -15,7 +15,17 @@ from dsl._record import replace
 from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, RankStatus, gather
+from dsl.model.observation import (
+    Follow,
+    Followed,
+    JobView,
+    Look,
+    Looked,
+    NodeStacks,
+    NodeStatus,
+    RankStatus,
+    gather,
+)
 from dsl.report.speak import complain, say
 
 TYPE_CHECKING = False
@@ -26,7 +36,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.control.hub import Link
-    from dsl.model.node import NodePlan
+    from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.outcome import History
 
 MOST_VIEWS = 16
@@ -49,7 +59,8 @@ class Elsewhere:
 
     ``links`` returns the present links, by place; ``name`` the name of a place for the user. ``workers`` and
     ``nodes`` are the numbers of the whole job; ``words`` its program; None: those of the agent's own plan.
-    ``has_own``: our own workers are ranks of the job, too, not the programs that reach hosts.
+    ``has_own``: our own workers are ranks of the job, too, not the programs that reach hosts. ``tee`` copies
+    the members' output, which is shown here, to a descriptor; None: they show it elsewhere.
     """
 
     def __init__(
@@ -61,7 +72,9 @@ class Elsewhere:
         workers: int | None = None,
         words: tuple[str, ...] | None = None,
         has_own: bool = False,
+        tee: Callable[[int], None] | None = None,
     ) -> None:
+        self.tee = tee
         self._links, self._name = links, name
         self.nodes, self.workers, self.words, self.has_own = nodes, workers, words, has_own
         self._answers: dict[int, SimpleQueue[tuple[int, object]]] = {}
@@ -191,15 +204,35 @@ class Views:
             caller.sendall(to_line(message))
 
         send(self._view())
-        lines = Lines(Look)
+        lines = Lines(Look, Follow)
         while True:
             caller.settimeout(IDLE_S)
             data = caller.recv(CHUNK)
             if not data:
                 return
-            for look in lines.feed(data):
-                for answer in self._all(look):
+            for asked in lines.feed(data):
+                if isinstance(asked, Follow):
+                    self._follow(caller)
+                    return
+                for answer in self._all(asked):
                     send(answer)
+
+    def _follow(self, caller: socket.socket) -> None:
+        """Copy the output to a view until it goes."""
+        tee: Callable[[int], None] = self._supervisor.tee
+        problem = ""
+        if self._elsewhere is not None and self._elsewhere.tee is not None:
+            tee = self._elsewhere.tee
+        elif not any(_is_shown(worker) for worker in self._state()[0].workers):
+            problem = (
+                "its workers write past dsl to where it was started, unless you give it --tag-output always"
+            )
+        caller.sendall(to_line(Followed(problem)))
+        if not problem:
+            tee(caller.fileno())
+            caller.settimeout(None)
+            while caller.recv(CHUNK):
+                continue
 
     def _view(self) -> JobView:
         plan, history, started_ns = self._state()
@@ -256,3 +289,8 @@ class Views:
         ]
         for stacks in take_stacks(look, ranks):
             yield NodeStacks(look.number, plan.node_rank, plan.host, (stacks,))
+
+
+def _is_shown(worker: WorkerPlan) -> bool:
+    """Whether dsl shows some output of a worker."""
+    return any(route is not None and route.console is not None for route in (worker.stdout, worker.stderr))

@@ -1,4 +1,4 @@
-"""``dsl-attach``: follow the output of a job in the background."""
+"""``dsl-attach``: follow the output of a job, in the background or in another terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import time
 from dsl import __version__
 from dsl.agent.session import die_of_interrupt
 from dsl.cli.command import Command
-from dsl.cli.wait import JOB_HELP, wait
-from dsl.errors import DslError, UsageError
+from dsl.cli.wait import JOB_HELP, no_such_job, wait
+from dsl.errors import DslError, JobFormatError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.observe.job_folders import JobFolders
+from dsl.observe.jobs import RunningJob, find_job, running_jobs
 from dsl.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dsl.observe.job_folders import BackgroundJob
 
@@ -36,7 +37,7 @@ class Detached(BaseException):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the output of a job. Returns its exit code; 2: there is no such job.
+    """Show the output of a job. Returns its exit code, 0 for a job that a shell waits for; 2: no such job.
 
     A signal ends this process alone, with the exit code of that signal.
     """
@@ -45,21 +46,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = JobFolders(os.environ).find(options.job)
+    found = _find(options.job)
+    if isinstance(found, RunningJob):
+        return _until_signal(found.view.pid, lambda: _follow(found))
+    return _until_signal(found.pid, lambda: _show_all(found, options.lines))
+
+
+def _find(word: str) -> BackgroundJob | RunningJob:
+    """The job that the user means: in the background, or else one that runs elsewhere. Raises DslError."""
+    kept = JobFolders(os.environ).find(word)
+    if kept is not None and not kept.is_over():
+        return kept
+    running = [job for job in running_jobs() if word in ("", str(job.view.pid))]
+    if running:
+        return find_job(word, running)
+    return kept or no_such_job(word)
+
+
+def _until_signal(pid: int, work: Callable[[], int]) -> int:
     for signum in ENDING:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _detach)
     try:
-        show(job, options.lines)
-        return wait(job, COMMAND)
+        return work()
     except BrokenPipeError:
         return 128 + SIGPIPE
     except Detached as detached:
         signum = int(detached.args[0])
-        COMMAND.say(f"job {job.pid} runs on; dsl-attach {job.pid} comes back to it")
+        COMMAND.say(f"job {pid} runs on; dsl-attach {pid} comes back to it")
         if signum == signal.SIGINT:
             die_of_interrupt()
         return 128 + signum
+
+
+def _follow(job: RunningJob) -> int:
+    """Write what a job shows from now on, after its last lines. Its exit code is for its own shell."""
+    try:
+        for data in job.follow():
+            _write(data)
+    except (ConnectionResetError, TimeoutError, JobFormatError) as error:
+        raise DslError(f"job {job.view.pid} cannot be followed any more: {error}") from None
+    COMMAND.say(f"job {job.view.pid} has ended; the shell that has started it has its exit code")
+    return 0
+
+
+def _show_all(job: BackgroundJob, lines: int | None) -> int:
+    show(job, lines)
+    return wait(job, COMMAND)
 
 
 def show(job: BackgroundJob, lines: int | None) -> None:
@@ -124,7 +157,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=COMMAND.name,
         usage="%(prog)s [OPTIONS] [JOB]",
-        description="Follow the output of a job that dsl --detach has started. Ctrl-C does not end the job.",
+        description="Follow the output of a job. Ctrl-C does not end the job.",
         formatter_class=HelpFormatter,
     )
     add = parser.add_argument

@@ -7,11 +7,14 @@ import os
 
 from dsl import __version__
 from dsl.cli.command import Command
+from dsl.errors import UsageError
+from dsl.lists import quote
 from dsl.observe.job_folders import KILLED, JobFolders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
     from dsl.observe.job_folders import BackgroundJob
 
@@ -28,9 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     folders = JobFolders(os.environ)
-    jobs = [folders.find(word) for word in words or [""]]
+    jobs = [folders.find(word) or no_such_job(word) for word in words or [""]]
     codes = [wait(job, COMMAND) for job in jobs]
     return next((code for code in codes if code), 0)
+
+
+def no_such_job(word: str) -> NoReturn:
+    """Raise UsageError."""
+    which = f"no job {quote(word)}" if word else "no job"
+    raise UsageError(f"{which} of yours has gone to the background on this host (dsl --detach)")
 
 
 def wait(job: BackgroundJob, command: Command) -> int:

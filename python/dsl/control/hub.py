@@ -220,6 +220,10 @@ class Hub:
         """Head: the last output of agents that was shown where stderr is shown, some screens of it."""
         return self._core.recent()
 
+    def tee(self, fd: int) -> None:
+        """Head: let a socket, which stays yours, get the output of agents, too; see `dsl.Supervisor.tee`."""
+        self._core.tee(fd)
+
     def start(self) -> None:
         """Begin to serve. From here on this process must not fork and go on in the child."""
         self._core.start()

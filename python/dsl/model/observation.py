@@ -3,7 +3,8 @@
 A view connects to the socket of the job. The agent there says `JobView` at once. The view sends `Look`; for
 each node that can be seen it gets `NodeStatus` or `NodeStacks`, in several parts if the node has many ranks,
 then `Looked`. The head of a job on several hosts passes a `Look` on to the agents there, which answer in the
-same way, and passes their answers back.
+same way, and passes their answers back. A view that says `Follow` gets `Followed`, and from then on the
+output of the job as it is.
 """
 
 from __future__ import annotations
@@ -70,6 +71,19 @@ class Looked:
     """The number of the question."""
     missing: tuple[Shown, ...] = ()
     """Hosts whose agents have not answered."""
+
+
+@record
+class Follow:
+    """view to agent: pass on what the job shows. Nothing else can be asked afterwards."""
+
+
+@record
+class Followed:
+    """agent to view: the output follows, without records."""
+
+    problem: Shown = ""
+    """Why no output follows, as a clause; empty: it does."""
 
 
 @record

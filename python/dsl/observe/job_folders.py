@@ -13,7 +13,7 @@ import os
 import time
 
 from dsl._record import record
-from dsl.errors import JobFolderError, JobFormatError, UsageError
+from dsl.errors import JobFolderError, JobFormatError
 from dsl.lists import quote
 from dsl.model.codec import from_line, to_line
 from dsl.model.judgement import Moment
@@ -129,20 +129,11 @@ class JobFolders:
         begun = _read_record(self._fd, f"{name}/{BEGIN}", JobStart)
         return None if begun is None else BackgroundJob(self._fd, name, begun)
 
-    def find(self, pid: str = "") -> BackgroundJob:
-        """The newest job with this pid; without one, the newest that runs, or else the newest.
-
-        Raises:
-            UsageError: there is none.
-        """
+    def find(self, pid: str = "") -> BackgroundJob | None:
+        """The newest job that runs, or else the newest, of those with this pid if there is one."""
         jobs = [one for one in self.jobs() if pid in ("", str(one.pid))]
-        for job in jobs:
-            if pid or not job.is_over():
-                return job
-        if jobs:
-            return jobs[0]
-        which = f"no job {quote(pid)}" if pid else "no job"
-        raise UsageError(f"{which} of yours has gone to the background on this host (dsl --detach)")
+        running = (job for job in jobs if not job.is_over())
+        return next(running, jobs[0] if jobs else None)
 
     def begin(self, words: Sequence[str], name: str) -> OwnFolder:
         """Make the folder of this process's job, and remove those of old jobs.

@@ -10,11 +10,11 @@ from dsl.lists import quote
 from dsl.machine.this_process import socket_folders
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import JobView, Look, Looked, NodeStacks, NodeStatus, gather
+from dsl.model.observation import Follow, Followed, JobView, Look, Looked, NodeStacks, NodeStatus, gather
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from dsl.model.observation import Sight
@@ -65,6 +65,27 @@ class RunningJob:
         self._socket.settimeout(ANSWER_S)
         self._socket.sendall(to_line(Look(self._number, what)))
         return gather(iter(self._next, None))
+
+    def follow(self) -> Iterator[bytes]:
+        """The output of the job: the last lines that it has shown, then what it shows, until it ends.
+
+        Raises:
+            DslError: its output does not pass through dsl.
+            OSError, JobFormatError: as `look`.
+        """
+        self._socket.settimeout(ANSWER_S)
+        self._socket.sendall(to_line(Follow()))
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (byte := self._socket.recv(1)):  # what follows the line is output
+                raise ConnectionResetError("the job has ended")
+            line += byte
+        (answer,) = Lines(Followed).feed(line)
+        if answer.problem:
+            raise DslError(f"job {self.view.pid} cannot be followed: {answer.problem}")
+        self._socket.settimeout(None)
+        while data := self._socket.recv(CHUNK):
+            yield data
 
     def _next(self) -> object:
         while not self._heard:

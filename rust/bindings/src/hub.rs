@@ -8,7 +8,7 @@ use dsl_control::{
     Caller, ConnectError, Face, FdStream, Hub as Core, KEY_LEN, Loss, News, Sample, Settings, Stream as Wire,
     TalkError,
 };
-use dsl_engine::os::take_over;
+use dsl_engine::os::{duplicate, take_over};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -302,6 +302,12 @@ impl Hub {
     /// The last output of agents that was shown where stderr is shown.
     fn recent<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.recent())
+    }
+
+    /// Let a socket, which stays the caller's, get the output of agents, too.
+    fn tee(&self, fd: i32) -> PyResult<()> {
+        let copy = duplicate(fd).map_err(os_error)?;
+        self.0.tee(copy).map_err(to_python)
     }
 
     /// Begin to serve.

@@ -192,6 +192,13 @@ impl Supervisor {
         self.handle()?.kill().map_err(to_python)
     }
 
+    /// Let a socket, pipe or file, which stays the caller's, get what the consoles show, too.
+    fn tee(&self, fd: i32) -> PyResult<()> {
+        let handle = self.handle()?;
+        let copy = dsl_engine::os::duplicate(fd)?;
+        handle.tee(copy).map_err(to_python)
+    }
+
     /// Wait until the console has taken the output that ended groups left.
     #[pyo3(signature = (stream = None))]
     fn flush(&self, py: Python<'_>, stream: Option<i32>) -> PyResult<(u64, Option<i32>)> {

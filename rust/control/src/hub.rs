@@ -246,6 +246,11 @@ impl Hub {
         self.shared.recent.get().map(kept).unwrap_or_default()
     }
 
+    /// A head: from now on a socket gets the output of agents, too; see [`dsl_engine::Tee::add`].
+    pub fn tee(&self, fd: OwnedFd) -> Result<(), Error> {
+        self.shared.tee.get().map_or(Ok(()), |tee| tee.add(fd))
+    }
+
     /// Begins to serve. From here on this process must not fork and go on in the child.
     pub fn start(&self) -> std::io::Result<()> {
         let mut state = self.state();

@@ -80,6 +80,7 @@ impl Core {
         if let Some((stdout, stderr)) = settings.console {
             let display = Display::new(duplicate(stdout), duplicate(stderr), &house.shared.bell);
             let _ = house.shared.recent.set(display.recent());
+            let _ = house.shared.tee.set(display.tee());
             house.display = Some(display);
         }
         let poller = Poller::new()?;

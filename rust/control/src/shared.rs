@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dsl_engine::{Bell, Error, Recent};
+use dsl_engine::{Bell, Error, Recent, Tee};
 
 use crate::count::Count;
 use crate::inbox::Inbox;
@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) unshown: Count,
     /// A head: the last output that was shown.
     pub(crate) recent: OnceLock<Recent>,
+    /// A head: copies what is shown.
+    pub(crate) tee: OnceLock<Arc<Tee>>,
     /// Links that have not ended.
     pub(crate) links: Arc<Count>,
     ids: AtomicU64,
@@ -47,6 +49,7 @@ impl Shared {
             agents: AtomicUsize::new(USUAL_AGENTS),
             unshown: Count::default(),
             recent: OnceLock::new(),
+            tee: OnceLock::new(),
             links: Arc::default(),
             ids: AtomicU64::new(1),
         })

@@ -164,6 +164,11 @@ impl Handle {
         self.consoles.flush(console, pending)
     }
 
+    /// From now on a socket, pipe or file gets what the consoles show, too; see [`Tee::add`].
+    pub fn tee(&self, fd: OwnedFd) -> Result<(), Error> {
+        self.consoles.tee().add(fd)
+    }
+
     /// Stops waiting for the consoles to take the remaining output of ended groups.
     pub fn give_up_output(&self) {
         self.consoles.end_waiting(None);

@@ -29,6 +29,7 @@ mod ring;
 mod screen;
 mod search;
 mod side;
+mod tee;
 mod terminal;
 mod text;
 mod whole;
@@ -39,6 +40,7 @@ pub(crate) use consoles::Consoles;
 pub use consoles::Flushed;
 pub use display::{Display, Progress, Recent};
 pub(crate) use file::{open_log, open_output};
+pub use tee::Tee;
 pub(crate) use terminal::open_terminal;
 
 /// The longest time that consoles delay the end of a job that was ended by a signal. The guard uses it, too.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.errors import JobFolderError, UsageError
-from dsl.observe.job_folders import KEPT, JobFolders, OwnFolder
+from dsl.errors import JobFolderError
+from dsl.observe.job_folders import KEPT, BackgroundJob, JobFolders, OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,13 @@ def folders(tmp_path: Path) -> Iterator[JobFolders]:
     yield made
     for name in os.listdir(made.path):
         release(made, name)
+
+
+def found(folders: JobFolders, pid: str = "") -> BackgroundJob:
+    """The job that is found."""
+    job = folders.find(pid)
+    assert job is not None
+    return job
 
 
 def end(folders: JobFolders, name: str, own: OwnFolder) -> None:
@@ -42,7 +49,7 @@ def release(folders: JobFolders, name: str) -> None:
 
 def test_a_job_is_over_when_its_lock_is_free(folders: JobFolders) -> None:
     own = folders.begin(["dsl", "x.py"], "1-a")
-    job = folders.find()
+    job = found(folders)
     assert (job.pid, job.is_over(), job.end()) == (os.getpid(), False, None)
     os.write(own.output, b"text")
     own.end(3)
@@ -56,18 +63,16 @@ def test_a_job_is_over_when_its_lock_is_free(folders: JobFolders) -> None:
 
 
 def test_the_newest_job_that_runs_is_meant_or_else_the_newest(folders: JobFolders) -> None:
-    with pytest.raises(UsageError, match="no job of yours"):
-        folders.find()
+    assert folders.find() is None
     owns = [folders.begin(["dsl", name], name) for name in ("1", "2", "3")]
     assert [job.begun.words[1] for job in folders.jobs()] == ["3", "2", "1"]
     end(folders, "3", owns[2])
-    assert folders.find().begun.words[1] == "2"
-    assert folders.find(str(os.getpid())).begun.words[1] == "3", "a pid that was used again"
+    assert found(folders).begun.words[1] == "2"
+    assert found(folders, str(os.getpid())).begun.words[1] == "3", "a pid that was used again"
     end(folders, "2", owns[1])
     end(folders, "1", owns[0])
-    assert folders.find().begun.words[1] == "3"
-    with pytest.raises(UsageError, match="no job '77' of yours"):
-        folders.find("77")
+    assert found(folders).begun.words[1] == "3"
+    assert folders.find("77") is None
 
 
 def test_the_newest_that_have_ended_are_kept(folders: JobFolders) -> None:
@@ -115,7 +120,7 @@ def test_a_folder_that_cannot_be_completed_is_removed_and_reported(folders: JobF
     folders.begin(["dsl"], "1-a")
     with pytest.raises(JobFolderError, match="file exists, mend that, or set XDG_STATE_HOME"):
         folders.begin(["dsl"], "1-a")
-    assert not folders.find().is_over(), "the job that has this folder is not touched"
+    assert not found(folders).is_over(), "the job that has this folder is not touched"
 
 
 def test_nobody_makes_the_folder_by_looking(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ use rustix::stdio::{stderr, stdout};
 
 use crate::bell::Bell;
 use crate::error::Error;
+use crate::mux::tee::Tee;
 use crate::mux::writer::{Wants, Writer};
 use crate::spec::Console;
 
@@ -46,6 +47,8 @@ pub(crate) struct Consoles {
     left: Mutex<Left>,
     /// Rung when a writer has written everything, and when waiting ends.
     bell: Arc<Bell>,
+    /// Copies of the output of all groups.
+    tee: Arc<Tee>,
 }
 
 impl Consoles {
@@ -53,7 +56,13 @@ impl Consoles {
         Ok(Self {
             left: Mutex::default(),
             bell: Arc::new(Bell::new()?),
+            tee: Arc::default(),
         })
+    }
+
+    /// Copies what the consoles show.
+    pub(crate) fn tee(&self) -> &Arc<Tee> {
+        &self.tee
     }
 
     fn lock(&self) -> MutexGuard<'_, Left> {

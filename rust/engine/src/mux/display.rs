@@ -10,14 +10,13 @@ use rustix::io::Errno;
 use crate::bell::Bell;
 use crate::mux::compose::Composer;
 use crate::mux::consoles::place;
+use crate::mux::tee::{Tee, keep_last};
 use crate::mux::writer::{Wants, Writer};
 use crate::spec::Console;
 
 /// Pieces are composed while fewer bytes than this wait to be written. Unfinished lines may be repeated in what is
 /// composed, so this bounds it.
 const COMPOSED_BYTES: usize = 2 << 20;
-/// How much is kept of what was shown: more than a screen.
-const RECENT_BYTES: usize = 64 << 10;
 /// The stream to which the unfinished lines of sources that have ended belong.
 const NOBODY: usize = 0;
 
@@ -47,6 +46,7 @@ pub struct Progress {
 /// Composes the output of many sources, and writes it to two descriptors.
 pub struct Display {
     sides: Vec<Side>,
+    tee: Arc<Tee>,
 }
 
 /// One file, pipe or terminal.
@@ -80,7 +80,8 @@ impl Display {
         if !is_same {
             sides.push(Side::new(Console::Stderr, stderr, bell));
         }
-        Self { sides }
+        let tee = Arc::default();
+        Self { sides, tee }
     }
 
     /// Takes bytes of a source. `goes_on`: the rest of the last line follows at once.
@@ -114,11 +115,16 @@ impl Display {
         Arc::clone(&self.sides[self.sides.len() - 1].recent)
     }
 
+    /// Copies what is shown.
+    pub fn tee(&self) -> Arc<Tee> {
+        Arc::clone(&self.tee)
+    }
+
     /// Hands over what the writers have room for.
     pub fn turn(&mut self) -> Progress {
         let mut progress = Progress::default();
         for side in &mut self.sides {
-            side.turn(&mut progress);
+            side.turn(&self.tee, &mut progress);
         }
         progress
     }
@@ -151,7 +157,7 @@ impl Side {
         }
     }
 
-    fn turn(&mut self, progress: &mut Progress) {
+    fn turn(&mut self, tee: &Tee, progress: &mut Progress) {
         let waiting = self.writer.as_ref().map_or(0, |writer| writer.backlog().0);
         while waiting + self.composer.pending() < COMPOSED_BYTES {
             let Some(piece) = self.queue.pop_front() else {
@@ -164,7 +170,11 @@ impl Side {
                 .composer
                 .take(std::mem::take(&mut self.spare), Instant::now());
             self.handed += block.len() as u64;
-            keep_last(&self.recent, &block);
+            keep_last(
+                &mut self.recent.lock().unwrap_or_else(PoisonError::into_inner),
+                &block,
+            );
+            tee.copy(&block);
             self.spare = match &self.writer {
                 Ok(writer) => writer.write(block),
                 Err(_) => Vec::new(),
@@ -241,16 +251,6 @@ impl Side {
         self.holder = piece.goes_on.then_some(piece.speaker);
         let end = self.handed + self.composer.pending() as u64;
         self.composed.push_back((end, piece.speaker.0, data.len()));
-    }
-}
-
-/// Adds to the last bytes that were shown. Old bytes go many at once, so that most calls only copy the new ones.
-fn keep_last(recent: &Recent, block: &[u8]) {
-    let mut kept = recent.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.extend_from_slice(&block[block.len().saturating_sub(RECENT_BYTES)..]);
-    if kept.len() > 2 * RECENT_BYTES {
-        let surplus = kept.len() - RECENT_BYTES;
-        kept.drain(..surplus);
     }
 }
 

@@ -11,6 +11,7 @@ use rustix::termios::isatty;
 use crate::bell::Bell;
 use crate::mux::compose::Composer;
 use crate::mux::consoles::{Consoles, Place, place, stream};
+use crate::mux::tee::Tee;
 use crate::mux::terminal;
 use crate::mux::writer::{LIMIT_BYTES, Wants, Writer};
 use crate::spec::Console;
@@ -29,6 +30,7 @@ pub(super) struct Side {
     stream: BorrowedFd<'static>,
     place: Place,
     writer: Writer,
+    tee: Arc<Tee>,
     pub(super) composer: Composer,
     /// The reader's number of each stream of the composer.
     pub(super) tokens: Vec<usize>,
@@ -96,6 +98,7 @@ impl Side {
             stream,
             place,
             writer,
+            tee: Arc::clone(consoles.tee()),
             composer: Composer::new(size, fold),
             tokens: Vec::new(),
             spare: Vec::new(),
@@ -182,6 +185,7 @@ impl Side {
         if self.composer.is_ready(now) {
             let spare = std::mem::take(&mut self.spare);
             let block = self.composer.take(spare, now);
+            self.tee.copy(&block);
             self.spare = self.writer.write(block);
         }
     }

@@ -3,6 +3,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use super::*;
+use crate::mux::tee::RECENT_BYTES;
 
 /// Pieces by number of source; `None`: the end of the source; true: the rest of the line follows.
 type Turn = (u64, Console, Option<Vec<u8>>, bool);
