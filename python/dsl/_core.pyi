@@ -616,8 +616,8 @@ class Supervisor:
         """Copy what is shown on the consoles to a socket, pipe or file as well, after the last lines shown.
 
         The descriptor is duplicated. If it takes too little, lines are missing there, with a note of their
-        number; nothing waits for it. The copies end when nobody reads them, or with the supervisor. Streams that
-        workers inherit are not shown by the engine, and not copied.
+        number; nothing waits for it. The copies end when nobody reads them, or with the supervisor. Streams
+        that workers inherit are not shown by the engine, and not copied.
 
         Raises `EngineError` on a closed supervisor, `OSError` for a bad descriptor.
         """

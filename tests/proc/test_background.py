@@ -90,6 +90,7 @@ def shell(
     """A shell with folders of its own."""
     state = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     made = Shell(dsl_command, testchild, state)
     yield made
     made.close()
