@@ -90,30 +90,35 @@ class Elsewhere:
         return True
 
     def look(self, look: Look) -> Iterator[object]:
-        """Ask all members. The answers, as they come, and a `Looked` at last."""
-        from queue import Empty, SimpleQueue
+        """Ask all members at once. Returns their answers, as they come, and a `Looked` at last."""
+        from queue import SimpleQueue
 
         number = next(self._numbers)
-        queue: SimpleQueue[tuple[int, object]] = SimpleQueue()
-        self._answers[number] = queue
+        queue = self._answers[number] = SimpleQueue()
+        links = dict(self._links())
+        for link in links.values():
+            link.send(replace(look, number=number))
+        missing = {place for place, link in links.items() if not link.is_lost}
+        return self._answers_of(look, number, queue, missing)
+
+    def _answers_of(
+        self, look: Look, number: int, queue: SimpleQueue[tuple[int, object]], missing: set[int]
+    ) -> Iterator[object]:
+        from queue import Empty
+
+        deadline_s = time.monotonic() + ANSWER_S
         try:
-            links = dict(self._links())
-            for link in links.values():
-                link.send(replace(look, number=number))
-            deadline_s = time.monotonic() + ANSWER_S
-            missing = {place for place, link in links.items() if not link.is_lost}
             while missing:
-                try:
-                    place, answer = queue.get(timeout=max(deadline_s - time.monotonic(), 0.0))
-                except Empty:
-                    break
+                place, answer = queue.get(timeout=max(deadline_s - time.monotonic(), 0.0))
                 if isinstance(answer, Looked):
                     missing.discard(place)
                 else:
                     yield replace(answer, number=look.number)
-            yield Looked(look.number, tuple([self._name(place) for place in sorted(missing)]))
+        except Empty:
+            pass
         finally:
             del self._answers[number]
+        yield Looked(look.number, tuple([self._name(place) for place in sorted(missing)]))
 
 
 class Views:
@@ -263,9 +268,10 @@ class Views:
             yield from self._own(look)
             yield Looked(look.number)
             return
+        others = self._elsewhere.look(look)
         if self._elsewhere.has_own:
             yield from self._own(look)
-        yield from self._elsewhere.look(look)
+        yield from others
 
     def _own(self, look: Look) -> Iterator[object]:
         """What the workers of this node do."""

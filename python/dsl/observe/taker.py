@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 TAKE_S = 5.0
 """A taker that has not answered by then is killed."""
-SIGKILL = 9
 
 # We import no modules from the directory in which the command was called.
 _START = (
@@ -81,10 +81,16 @@ def _started() -> Iterator[socket.socket]:
                 setpgroup=0,
                 setsigmask=(),
             )
+        # The engine reaps it, too, and then its pid may belong to another process.
+        pidfd = None
+        with contextlib.suppress(OSError):  # it has ended, or the kernel has no pidfds: it ends by itself
+            pidfd = os.pidfd_open(pid)
         try:
             yield ours
         finally:
-            with contextlib.suppress(OSError):
-                os.kill(pid, SIGKILL)
+            if pidfd is not None:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
