@@ -1,6 +1,8 @@
 """A real gloo job of which one rank, `ODD`, hangs in a way that the first word names; the other ranks wait for it.
 
-Usage: ``hangs.py KIND FOLDER``. Each rank writes a file ``ready-RANK`` with its pid to the folder just before it
+Usage: ``hangs.py KIND FOLDER``. Where a kind needs them, the folder has ``frozen``, a file
+system that lets nobody write, and ``limited``, a file with the path of the list of processes of a control
+group that may have little memory. Each rank writes a file ``ready-RANK`` with its pid to the folder just before it
 hangs. A line of the form ``call()  # KIND`` is where the odd rank is then; ``# others`` is where the others are.
 """
 
@@ -96,7 +98,7 @@ def stopped() -> None:
 
 
 def frozen() -> None:
-    Path(os.environ["FROZEN"], "checkpoint").touch()  # frozen
+    (FOLDER / "frozen" / "checkpoint").touch()  # frozen
 
 
 def stdin() -> None:
@@ -106,7 +108,7 @@ def stdin() -> None:
 
 def thrash() -> None:
     """Touch pages of a file that is larger than the memory we may have."""
-    Path(os.environ["LIMITED"]).write_text(str(os.getpid()))
+    Path((FOLDER / "limited").read_text()).write_text(str(os.getpid()))
     size = 128 * MIB
     with (FOLDER / "data").open("wb+") as file:
         for _ in range(size // MIB):

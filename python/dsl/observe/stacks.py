@@ -12,6 +12,7 @@ from ``/proc``, also for a worker that py-spy cannot read.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dsl.observe.kernel_view import Task
     from dsl.observe.py_spy import PythonThread
 
+PR_SET_PDEATHSIG = 1
 LIFE_S = 6
 """The kernel ends a taker after this time."""
 NATIVE_BY_S = 3.5
@@ -52,7 +54,8 @@ WAITS_FOR_CHILD = ("wait4", "waitid", "poll", "select", "read")
 
 
 def main() -> None:
-    """Serve one look."""
+    """Serve one look. If the agent dies, so does this process."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.alarm(LIFE_S)
     records = Lines(Look, RankStatus).feed(sys.stdin.buffer.read())
     look, ranks = records[0], records[1:]
