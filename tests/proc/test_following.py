@@ -64,7 +64,7 @@ def test_a_view_begins_with_the_last_lines_and_ends_with_the_job(
     with running(dsl_line(dsl_command, 2, [str(testchild), *words]), tmp_path) as job:
         job.ready(2)
         until(lambda: job.stdout_path.read_bytes().count(b"early") == 2)
-        with viewing(dsl_command, job.guard) as one, viewing(dsl_command) as other:
+        with viewing(dsl_command, job.guard) as one, viewing(dsl_command, job.guard) as other:
             begins = [first_line(viewer) for viewer in (one, other)]
             go.touch()
             ends = [viewer.communicate(timeout=30) for viewer in (one, other)]

@@ -57,10 +57,13 @@ def _find(word: str) -> BackgroundJob | RunningJob:
     kept = JobFolders(os.environ).find(word)
     if kept is not None and not kept.is_over():
         return kept
-    running = [job for job in running_jobs() if word in ("", str(job.view.pid))]
-    if running:
-        return find_job(word, running)
-    return kept or no_such_job(word)
+    jobs = running_jobs()
+    running = [job for job in jobs if word in ("", str(job.view.pid))]
+    found = find_job(word, running) if running else kept or no_such_job(word)
+    for job in jobs:
+        if job is not found:
+            job.close()
+    return found
 
 
 def _until_signal(pid: int, work: Callable[[], int]) -> int:

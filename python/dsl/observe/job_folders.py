@@ -15,7 +15,7 @@ import time
 from dsl._record import record
 from dsl.errors import JobFolderError, JobFormatError
 from dsl.lists import quote
-from dsl.model.codec import from_line, to_line
+from dsl.model.codec import LONGEST_SHOWN, from_line, to_line
 from dsl.model.judgement import Moment
 from dsl.model.request import Code, Count, Shown
 
@@ -39,8 +39,11 @@ UNFINISHED = ".new"
 END_BYTES = 256
 """Size of the last file, which takes its room at the start: the job may fill the disk."""
 
-LONGEST_BYTES = 1 << 22
-"""Most bytes that are read of a file about a job."""
+MOST_WORDS = 64
+"""Most words of a command that are kept."""
+
+LONGEST_BYTES = 1 << 20
+"""Most bytes that are read of a file about a job: more than such a file has."""
 
 
 @record
@@ -50,9 +53,9 @@ class JobStart:
     pid: Count
     """Pid of the command."""
     words: tuple[Shown, ...]
-    """The command that the user typed."""
+    """The command that the user typed, or its first words."""
     cwd: Shown
-    """The directory where that was."""
+    """The directory where that was; empty: it was gone."""
     host: Shown
     """Name of the machine."""
     started_ns: Moment
@@ -143,7 +146,12 @@ class JobFolders:
         """
         for job in [one for one in self.jobs() if one.is_over()][KEPT:]:
             job.remove()
-        begun = JobStart(os.getpid(), tuple(words), os.getcwd(), os.uname().nodename, time.time_ns())
+        shown = tuple([word[:LONGEST_SHOWN] for word in words[:MOST_WORDS]])
+        try:
+            cwd = os.getcwd()
+        except OSError:
+            cwd = ""  # it is gone
+        begun = JobStart(os.getpid(), shown, cwd, os.uname().nodename, time.time_ns())
         try:
             return OwnFolder(self._fd, name, begun)
         except OSError as error:
