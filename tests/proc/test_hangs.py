@@ -48,9 +48,12 @@ def hangs(pid: int, kind: str) -> bool:
     found = processes.find(pid)
     if found is None or found.state == "Z":
         return True
-    begin_ns = processes.processor_ns(pid)
-    time.sleep(0.1)
-    return found.state in "SDT" and processes.processor_ns(pid) - begin_ns < QUIET_NS
+    try:
+        begin_ns = processes.processor_ns(pid)
+        time.sleep(0.1)
+        return found.state in "SDT" and processes.processor_ns(pid) - begin_ns < QUIET_NS
+    except FileNotFoundError:
+        return True
 
 
 def ask(dsl: Path, job: Job, *options: str) -> tuple[str, float]:

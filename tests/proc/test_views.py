@@ -98,9 +98,19 @@ def test_the_socket_goes_with_the_job(job: Job, folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_socket_that_a_killed_agent_has_left_is_removed(job: Job) -> None:
-    path = seen(job).path
+def test_the_socket_goes_with_a_job_whose_agent_is_killed(job: Job, folder: Path) -> None:
+    seen(job)
     os.kill(job.agent(), signal.SIGKILL)
+    job.process.wait(20)
+    assert not folder.exists()
+
+
+def test_a_socket_that_a_killed_job_has_left_is_removed(job: Job) -> None:
+    path = seen(job).path
+    for pid in (job.guard, job.agent()):
+        os.kill(pid, signal.SIGSTOP)  # neither of them tidies up behind the other
+    for pid in (job.agent(), job.guard):
+        os.kill(pid, signal.SIGKILL)
     job.process.wait(20)
     assert Path(path).exists()
     assert own_jobs(job.guard) == []

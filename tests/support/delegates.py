@@ -58,7 +58,7 @@ while True:
 
 SHIFTED = """
 import datetime, time
-from dsl.rendezvous import member, watch
+from dsl.rendezvous import participant, watch
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 offset_s = {offset_s}
 class Shifted(datetime.datetime):
@@ -66,7 +66,7 @@ class Shifted(datetime.datetime):
     def now(cls, tz=None):
         return datetime.datetime.now(tz) + datetime.timedelta(seconds=offset_s)
 dynamic_rendezvous.datetime = Shifted
-member.wall_s = watch.wall_s = lambda: time.time() + offset_s
+participant.wall_s = watch.wall_s = lambda: time.time() + offset_s
 """
 """Code for a delegate whose clock is wrong."""
 

@@ -15,6 +15,7 @@ from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.agent.agent import Agent, stop_group
 from dsl.agent.policy import decide
 from dsl.errors import DslError
+from dsl.machine.this_process import remove_sockets
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.report.verdict import survivor
@@ -427,6 +428,7 @@ def _tidy_up(source: Plans, plan: NodePlan, pid: int) -> None:
         from dsl.agent.pid_file import remove
 
         remove(plan.pid_file, pid)
+    remove_sockets(os.getpid())
     source.finish(succeeded=False)
 
 

@@ -88,12 +88,40 @@ impl Callers {
     }
 }
 
+impl Callers {
+    /// Removes the sockets of jobs that were killed, all their processes at once. In another pid namespace a process
+    /// may be missing that listens, so the socket has to say the same.
+    fn remove_left(&self) {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+            let pid = name.split('-').next().unwrap_or_default();
+            let is_gone = pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists();
+            let place = format!("/proc/self/fd/{}/{name}", self.folder.as_raw_fd());
+            if is_gone && is_refused(&place) {
+                let _ = rustix::fs::unlinkat(&self.folder, &name, AtFlags::empty());
+            }
+        }
+        let _ = rustix::fs::rmdir(&self.path);
+    }
+}
+
+fn is_refused(place: &str) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connect = || {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(place)?)
+    };
+    connect() == Err(Errno::CONNREFUSED)
+}
+
 impl Drop for Callers {
     fn drop(&mut self) {
         // Fails only if somebody else has removed it.
         let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
         // Fails while other jobs have sockets there.
-        let _ = rustix::fs::rmdir(&self.path);
+        if rustix::fs::rmdir(&self.path) == Err(Errno::NOTEMPTY) {
+            self.remove_left();
+        }
     }
 }
 

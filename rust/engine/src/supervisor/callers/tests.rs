@@ -1,6 +1,6 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -102,4 +102,26 @@ fn a_path_that_is_too_long_for_an_address_does_no_harm() {
     assert!(deep.join("1.sock").exists());
     drop(callers);
     fs::remove_dir_all(top).unwrap();
+}
+
+#[test]
+fn sockets_of_killed_jobs_go_with_the_next_job_and_those_of_others_stay() {
+    let folder = folder("left");
+    let callers = Callers::new(&folder, "1-a.sock").unwrap();
+    let leave = |name: &str| UnixListener::bind(folder.join(name)).map(drop).unwrap();
+    leave("2147483646-b.sock");
+    leave(&format!("{}-c.sock", std::process::id()));
+    let alive = UnixListener::bind(folder.join("2147483645-d.sock")).unwrap();
+    drop(callers);
+    let mut names: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|one| one.unwrap().file_name())
+        .collect();
+    names.sort();
+    let own = format!("{}-c.sock", std::process::id());
+    let mut expected = [own, "2147483645-d.sock".to_owned()];
+    expected.sort();
+    assert_eq!(names, expected);
+    drop(alive);
+    fs::remove_dir_all(folder).unwrap();
 }
