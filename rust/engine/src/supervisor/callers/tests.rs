@@ -113,9 +113,9 @@ fn sockets_of_killed_jobs_go_with_the_next_job_and_those_of_others_stay() {
     leave(&format!("{}-c.sock", std::process::id()));
     let alive = UnixListener::bind(folder.join("2147483645-d.sock")).unwrap();
     drop(callers);
-    let mut names: Vec<_> = fs::read_dir(&folder)
-        .unwrap()
-        .map(|one| one.unwrap().file_name())
+    let entries = fs::read_dir(&folder).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|one| one.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
     let own = format!("{}-c.sock", std::process::id());
