@@ -39,12 +39,18 @@ class PythonThread:
     """It executes its handler of this signal; 0: none."""
 
 
-def dump(pid: int) -> tuple[Sequence[PythonThread], str]:
-    """The threads of a process, which is not stopped for it; or none, and a clause that says why."""
-    why = ""
+def dump(pid: int, within_s: float) -> tuple[Sequence[PythonThread], str]:
+    """The threads of a process, which is not stopped for it; or none, and a clause that says why.
+
+    ``within_s``: how long this may take, `DUMP_S` at most.
+    """
+    why = "there was no time to look at its Python stack"
     # The arguments of functions show a signal handler. A process that runs may change them as we read.
+    threads: Sequence[PythonThread] = ()
     for options in (("--locals",), (), ()):
-        threads, why = _dump(pid, ("--nonblocking", *options), DUMP_S)
+        if within_s <= 0:
+            break
+        threads, why = _dump(pid, ("--nonblocking", *options), min(within_s, DUMP_S))
         if threads or not why.startswith("py-spy says"):
             break
     return threads, why

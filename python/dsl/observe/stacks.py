@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 LIFE_S = 6
 """The kernel ends a taker after this time."""
-NATIVE_BY_S = 3.5
-"""Native stacks that are not there by then are left out."""
+STACKS_BY_S = 3.0
+NATIVE_BY_S = 4.0
+"""Stacks that are not there by then are left out: the kernel's view of all workers comes in time."""
 LOOK_S = 0.2
 """Time between two looks at the CPU time."""
 AT_ONCE = 8
@@ -104,11 +105,10 @@ class _Round:
         threads: Sequence[PythonThread] = ()
         problem = "it is no Python process"
         if target:
-            threads, problem = py_spy.dump(target)
+            threads, problem = py_spy.dump(target, self._left_s(STACKS_BY_S))
         pid = target or rank.pid
         if self._is_native and threads:
-            left_s = self._begin_s + NATIVE_BY_S - time.monotonic()
-            native, why = py_spy.dump_native(pid, left_s)
+            native, why = py_spy.dump_native(pid, self._left_s(NATIVE_BY_S))
             threads, problem = native or threads, why
         shown = self._shown(pid, threads)
         if pid != rank.pid:
@@ -116,6 +116,10 @@ class _Round:
         shown += self._descendants(shown, below)
         found = RankStacks(rank.rank, rank.local_rank, rank.pid, problem=problem)
         return self._with_figures(replace(found, **_collective(pid, shown)), shown, pid, below)
+
+    def _left_s(self, until_s: float) -> float:
+        """Seconds until this time after the begin of the look."""
+        return self._begin_s + until_s - time.monotonic()
 
     def _shown(self, pid: int, threads: Sequence[PythonThread]) -> list[ThreadStack]:
         """The threads of a process: those of Python, and others that work or hang; all if none is known."""
@@ -156,7 +160,9 @@ class _Round:
             share = self._share_of(process, kernel_view.read_task(f"/proc/{process.tid}"))
             if len(found) == MOST_CHILDREN or not (waits or share > BUSY):
                 continue
-            threads = py_spy.dump(process.tid)[0] if kernel_view.is_python(process.tid) else ()
+            threads: Sequence[PythonThread] = ()
+            if kernel_view.is_python(process.tid):
+                threads = py_spy.dump(process.tid, self._left_s(STACKS_BY_S))[0]
             main_of = self._shown(process.tid, threads)[:1]
             found += [
                 replace(one, is_main=False, pid=process.tid, name=process.name, cpu_share=share)
@@ -175,7 +181,7 @@ class _Round:
         self, found: RankStacks, shown: Sequence[ThreadStack], pid: int, below: Sequence[Task]
     ) -> RankStacks:
         """Add what the kernel counted between the begin of the look and now."""
-        time.sleep(max(self._begin_s + LOOK_S - time.monotonic(), 0.0))
+        time.sleep(max(self._left_s(LOOK_S), 0.0))
         now = kernel_view.read_task(f"/proc/{pid}")
         before = self._processes.get(pid)
         if now is None or now.state in "ZX":
