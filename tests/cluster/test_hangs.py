@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -83,3 +84,30 @@ def prepared(kind: str, host: Host, folder: Path) -> Iterator[None]:
             *_, processes = within([])
             (folder / "limited").write_text(processes)
         yield
+
+
+FAILING = """
+import os, sys, time
+folder, rank = sys.argv[1], os.environ["RANK"]
+open(f"{folder}/ready-{rank}", "w").close()
+while rank != "2" or not os.path.exists(f"{folder}/fail"):
+    time.sleep(0.1)
+sys.exit(3)
+"""
+
+
+def test_when_a_rank_fails_the_report_tells_what_those_of_all_hosts_did(
+    hosts: Cluster, dsl_command: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("node0 slots=1\nnode1 slots=2\nnode2 slots=1\n")
+    (tmp_path / "train.py").write_text(FAILING)
+    line: list[str | Path] = [dsl_command, "-H", "hosts", "--no_local_rank", "--stacks-on-failure"]
+    env = {"DS_ACCELERATOR": "cpu", "XDG_RUNTIME_DIR": str(tmp_path)}
+    with hosts[0].start(
+        [*line, tmp_path / "train.py", tmp_path], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as job:
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(RANKS)), 60)
+        (tmp_path / "fail").touch()
+        _, text = job.communicate(timeout=60)
+    assert job.returncode == 3
+    assert "the others at that moment: all 3 ranks are in sleep() (train.py:6)" in text

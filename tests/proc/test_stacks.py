@@ -20,7 +20,6 @@ from tests.support.jobs import running
 from tests.support.places import free_port
 
 from dsl.model.observation import Look, RankStatus
-from dsl.observe import taker
 from dsl.observe.taker import TAKE_S, take_stacks
 
 if TYPE_CHECKING:
@@ -173,8 +172,8 @@ def test_a_taker_that_hangs_is_ended_and_leaves_no_process(
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(taker, "TAKE_S", 0.2)
-    assert stacks_of(sleeping).problem == "the process that takes stacks gave no answer in time"
+    (found,) = take_stacks(Look(1, "stacks"), [RankStatus(0, 0, sleeping)], 0.2)
+    assert found.problem == "the process that takes stacks gave no answer in time"
     assert not [pid for pid in processes.children(os.getpid()) if pid != sleeping]
 
 

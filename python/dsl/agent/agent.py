@@ -16,6 +16,7 @@ from dsl.model.outcome import (
     AttemptOutcome,
     AttemptStarted,
     Awaiting,
+    Decision,
     History,
     Outcome,
     OutputCut,
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeAlias
 
     from dsl import Exit, Supervisor
+    from dsl.agent.failure_look import FailureLook
     from dsl.agent.views import Elsewhere, Views
     from dsl.model.node import ForkServer, NodePlan
-    from dsl.model.observation import Look
-    from dsl.model.outcome import Decision, Membership
+    from dsl.model.observation import Look, RankStacks
+    from dsl.model.outcome import Membership
 
     Policy: TypeAlias = Callable[[History, object, Membership], Decision]
 
@@ -86,6 +88,7 @@ class Asked:
 LATE_MODULES = (
     "dsl.model.failure",
     "dsl.printable",
+    "dsl.model.observation",
     "dsl.model.judgement",
     "dsl.conductor",
     "dsl.conductor.judge",
@@ -139,6 +142,10 @@ class Agent:
         self._command_pid = command_pid
         self._elsewhere = elsewhere
         self._views: Views | None = None
+        self._look: FailureLook | None = None
+        """The look at the workers of this attempt after a failure; None: there was none."""
+        self._stop: Decision | None = None
+        """What follows when the look is over; None: nothing."""
         self._decide = policy
         self._routine = routine
         self._listeners = listeners
@@ -304,16 +311,46 @@ class Agent:
                 outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
                 self._note(
                     replace(
-                        outcome, timers=tuple(timers), lost_servers=tuple(servers), news=self._history.news
+                        outcome,
+                        timers=tuple(timers),
+                        lost_servers=tuple(servers),
+                        news=self._history.news,
+                        stacks=self._end_look(),
                     )
                 )
+            elif event is self._look and self._stop is not None:
+                self._carry_out(self._stop, supervisor)
             self._tell(event)
             if isinstance(event, Ended):
                 self._tell(self._history.attempts[-1])
             decision = self._decide(self._history, event, self._source.membership())
             if isinstance(event, Ended):
                 return decision
+            if _stops_others(event, decision) and plan.stacks_on_failure and self._begin_look(supervisor):
+                self._stop = Decision("stop") if decision.kind == "go_on" else decision
+                continue
             self._carry_out(decision, supervisor)
+
+    def _begin_look(self, supervisor: Supervisor) -> bool:
+        """Whether the workers are stopped when a look at them is over, because a worker has failed."""
+        if self._look is None:
+            from dsl.agent.failure_look import FailureLook
+
+            try:
+                self._look = FailureLook(self._plan, supervisor.pids())
+            except (OSError, RuntimeError) as error:  # too many descriptors or threads
+                complain(self._plan.command, error)
+                supervisor.stop()
+                return False
+        return self._look.is_going_on
+
+    def _end_look(self) -> tuple[RankStacks, ...]:
+        """Forget the look of an attempt that has ended, but for what it has found."""
+        look, self._look, self._stop = self._look, None, None
+        if look is None:
+            return ()
+        look.close()
+        return look.stacks
 
     def _linger(self, decision: Decision, supervisor: Supervisor) -> Decision:
         """Wait for a time, or for other nodes, while no worker runs. Returns what follows."""
@@ -372,15 +409,18 @@ class Agent:
         self, supervisor: Supervisor, *, at_once: bool = False
     ) -> tuple[Sequence[object], Sequence[object]]:
         """The events of the channels, and those of the engine. ``at_once``: without waiting."""
-        due = [self._pause_s, *[one.deadline_s for one in self._channels]]
+        channels = self._channels
+        if self._look is not None and self._look.is_going_on:
+            channels = (*channels, self._look)
+        due = [self._pause_s, *[one.deadline_s for one in channels]]
         due_s = min([one for one in due if one is not None], default=None)
         left_s = 0.0 if at_once else None if due_s is None else max(due_s - time.monotonic(), 0.0)
-        if not self._channels:
+        if not channels:
             return (), supervisor.wait(left_s, routine=self._routine)
         import select
 
         poller = select.poll()
-        for fd in (supervisor.fileno(), *[one.fileno() for one in self._channels]):
+        for fd in (supervisor.fileno(), *[one.fileno() for one in channels]):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         # Rounded up: before the time is due there is nothing to read.
@@ -389,7 +429,7 @@ class Agent:
         now_s = time.monotonic()
         events = [
             event
-            for one in self._channels
+            for one in channels
             if one.fileno() in ready or (one.deadline_s is not None and one.deadline_s <= now_s)
             for event in one.read()
         ]
@@ -426,6 +466,13 @@ class Agent:
 def _is_news(event: object) -> bool:
     """Whether an event of the engine also matters to the decision after the group's end."""
     return isinstance(event, SignalReceived) or (isinstance(event, Stopping) and event.reason == "guard_lost")
+
+
+def _stops_others(event: object, decision: Decision) -> bool:
+    """Whether the workers are to be stopped because one has failed, here or on another node."""
+    if isinstance(event, Exited):
+        return event.exit.status != 0 and not event.exit.caused_by_stop and decision.kind == "go_on"
+    return decision.kind == "stop" and bool(decision.why)
 
 
 def _take_along() -> None:

@@ -99,7 +99,7 @@ def decide(history: History, event: object, membership: Membership) -> Decision:
     if history.awaits:
         return _while_waiting(history, event)
     if isinstance(event, Stop):
-        return Decision("stop", signum=event.signum, grace_s=event.grace_s)
+        return Decision("stop", signum=event.signum, grace_s=event.grace_s, why=event.why)
     if isinstance(event, Forward):
         return Decision("signal", signum=event.signum)
     return Decision("stop") if isinstance(event, (Over, Lost)) else GO_ON

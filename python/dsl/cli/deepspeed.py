@@ -133,6 +133,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         save_pid=options.save_pid,
         is_strict=options.strict,
         detaches=options.detach,
+        stacks_on_failure=options.stacks_on_failure,
     )
 
 

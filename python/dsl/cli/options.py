@@ -371,6 +371,10 @@ COMMON = {
             "run the job in the background; dsl-attach follows its output, dsl-wait has its exit code",
             is_slip=True,
         ),
+        flag(
+            OURS, "--stacks-on-failure",
+            "when a rank fails, report what the other ranks do before they are stopped, 3 s later at most",
+        ),
     ),
     "showing the plan": (
         flag(

@@ -130,6 +130,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         log_level=log_level(options),
         is_strict=options.strict,
         detaches=options.detach,
+        stacks_on_failure=options.stacks_on_failure,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.model.judgement import Judgement
+from dsl.model.judgement import MOST_STACKS, Judgement
+from dsl.model.observation import NodeStacks
 from dsl.model.outcome import REQUEUE_CODE, SIGNAL_CODES
 
 TYPE_CHECKING = False
@@ -80,13 +81,17 @@ def judge(
         command=context.command,
         members=len(members),
         causes=tuple(
-            [reports[place] if place == ordered[0] else _brief(reports[place]) for place in ordered]
+            [
+                replace(reports[place], stacks=()) if place == ordered[0] else _brief(reports[place])
+                for place in ordered
+            ]
         ),
         rivals=len(rivals),
         scope="node" if not context.sees_all else "worker" if is_alone else "job",
         after=tuple([one for place in places for one in reports[place].after]),
         survivors=tuple([one for place in places for one in reports[place].survivors]),
         fault=context.fault,
+        stacks=_stacks(reports),
     )
     if context.fault:
         judgement = replace(judgement, code=FAILURE)
@@ -95,6 +100,18 @@ def judge(
     if context.is_preempted and not any(report.rank >= 0 for report in reports.values()):
         judgement = replace(judgement, code=REQUEUE_CODE, is_preempted=True)
     return judgement
+
+
+def _stacks(reports: Mapping[int, Report]) -> tuple[NodeStacks, ...]:
+    """The stacks of all members, as far as there is room."""
+    found = []
+    room = MOST_STACKS
+    for place in sorted(reports):
+        stacks = reports[place].stacks[:room]
+        room -= len(stacks)
+        if stacks:
+            found.append(NodeStacks(0, place, reports[place].host, stacks))
+    return tuple(found)
 
 
 def _without_cause(
@@ -135,7 +152,13 @@ def _first_to_stop(begun_by: int, reports: Mapping[int, Report], clocks: Mapping
 def _brief(report: Report) -> Report:
     """A report without the details that a verdict gives only about the first cause."""
     return replace(
-        report, evidence=replace(report.evidence, lines=()), others=(), more=(), after=(), survivors=()
+        report,
+        evidence=replace(report.evidence, lines=()),
+        others=(),
+        more=(),
+        after=(),
+        survivors=(),
+        stacks=(),
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
-from dsl.model.judgement import FailureCode, Judgement, Moment, Report
+from dsl.model.judgement import FailureCode, Judgement, Report
 from dsl.model.observation import Look, Looked, NodeStacks, NodeStatus
-from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Shown, Signal
+from dsl.model.request import Code, Count, Moment, Port, RankOrNone, Seconds, Shown, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

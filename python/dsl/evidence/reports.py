@@ -85,6 +85,7 @@ def report_of(attempt: AttemptOutcome) -> Report:
         after=_after(attempt, exits),
         survivors=tuple([Survivor(*one, host=attempt.plan.host) for one in ended.survivors[:MOST_SURVIVORS]]),
         stop_signal=ended.stop_signal,
+        stacks=attempt.stacks,
         stopped_ns=min([one.ended_ns for one in attempt.exits], default=0),
     )
     if server is not None:

@@ -85,7 +85,8 @@ class LaunchConfig:
     executed workers import at a time; None: all), debug (ranks that run under debugpy: ``"all"``,
     ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks use the next
     ports), debug_address (where the debugged workers listen), debug_wait (each worker waits until a debugger
-    has attached to it).
+    has attached to it), stacks_on_failure (when a worker fails, report what the others do before they are
+    stopped).
     """
 
     min_nodes: int
@@ -126,6 +127,7 @@ class LaunchConfig:
     debug_port: int = DEFAULT_DEBUG_PORT
     debug_address: str = DEFAULT_DEBUG_ADDRESS
     debug_wait: bool = False
+    stacks_on_failure: bool = False
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -195,6 +197,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         max_restarts=config.max_restarts,
         role=config.role,
         env=tuple(_variables(config).items()),
+        stacks_on_failure=config.stacks_on_failure,
     )
 
 

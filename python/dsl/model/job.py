@@ -168,6 +168,7 @@ class Job:
     log_level: Level = "info"
     save_pid: bool = False
     is_strict: bool = False
+    stacks_on_failure: bool = False
 
 
 @record

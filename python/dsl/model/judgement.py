@@ -6,7 +6,8 @@ The records travel between hosts. None holds a line for the user: `dsl.report.ve
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.request import Code, Count, RankOrNone, Shown, Signal
+from dsl.model.observation import NodeStacks, RankStacks
+from dsl.model.request import Code, Count, Moment, RankOrNone, Shown, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
 
 # Text, as in `dsl.model.request`.
 FailureCode: TypeAlias = "Annotated[int, 1, 255]"
-Moment: TypeAlias = "Annotated[int, 0, 9_223_372_036_854_775_807]"
 
 MOST_OTHERS = 8
 """Failures of one member that are reported whole, besides its cause."""
+
+MOST_STACKS = 256
+"""Workers whose stacks a judgement holds."""
 
 MOST_SURVIVORS = 64
 """Surviving processes of one member that are reported."""
@@ -178,6 +181,8 @@ class Report:
     """The signal by which a user or scheduler ended the attempt there; None without such a signal."""
     stopped_ns: Moment = 0
     """When the first of its workers ended, on the clock of its host; 0: none has."""
+    stacks: tuple[RankStacks, ...] = ()
+    """What its workers executed when one of the job had failed, as far as they ran then."""
     absence: Absence | None = None
     """The member did not report: the head has made this record, and knows only this."""
 
@@ -227,5 +232,7 @@ class Judgement:
     """The signal announced a preemption."""
     fault: Shown = ""
     """Why no member could be reached any more, as a clause; empty: they could."""
+    stacks: tuple[NodeStacks, ...] = ()
+    """What the other workers executed when one had failed, of `MOST_STACKS` workers at most."""
     quitter: Shown = ""
     """The member that stopped its workers for a reason of its own, without a failure."""

@@ -196,6 +196,8 @@ class NodePlan:
     """Listeners hear of a signal to the job, but no worker gets it."""
     on_failure: Literal["stop", "report"] = "stop"
     """What a worker that failed means for the others."""
+    stacks_on_failure: bool = False
+    """When a worker fails, the agent looks at what the others execute, and stops them then."""
     is_conducted: bool = False
     """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()

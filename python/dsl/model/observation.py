@@ -10,8 +10,7 @@ output of the job as it is.
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.model.judgement import Moment
-from dsl.model.request import Count, RankOrNone, Shown
+from dsl.model.request import Count, Moment, RankOrNone, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

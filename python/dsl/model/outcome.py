@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dsl.model.failure import Failure
     from dsl.model.judgement import Report
     from dsl.model.node import Label, NodePlan
+    from dsl.model.observation import RankStacks
 
     News: TypeAlias = object
     """An event."""
@@ -100,6 +101,8 @@ class AttemptOutcome:
     """Fork servers that were lost during the attempt."""
     news: tuple[News, ...] = ()
     """Signals, and what came from other sources than the engine, during the attempt; see `History.news`."""
+    stacks: tuple[RankStacks, ...] = ()
+    """What the other workers executed when one had failed, with ``--stacks-on-failure``."""
     report: Report | None = None
     """The facts for a judgement; None: no worker failed, no signal came, and nothing is left."""
 
@@ -221,7 +224,8 @@ class Decision:
     closes: bool = False
     """Leave: the job is over on the other nodes, too."""
     why: str = ""
-    """End and leave: why the group could not be started again, if it should have been."""
+    """End and leave: why the group could not be started again, if it should have been. Stop: the failure
+    elsewhere that is the reason."""
 
 
 @record

@@ -25,6 +25,7 @@ Seconds: TypeAlias = "Annotated[float, 0, 1_000_000_000]"
 Port: TypeAlias = "Annotated[int, 0, 65_535]"
 Signal: TypeAlias = "Annotated[int, 1, 64]"
 Code: TypeAlias = "Annotated[int, 0, 255]"
+Moment: TypeAlias = "Annotated[int, 0, 9_223_372_036_854_775_807]"
 Shown: TypeAlias = str
 """Text for the user to read, written by anyone."""
 RankOrNone: TypeAlias = "Annotated[int, -1, 999_999_999]"
@@ -261,6 +262,8 @@ class Request:
     """Fallbacks are errors, see `dsl.model.job.refuse_fallbacks`."""
     detaches: bool = False
     """The command goes to the background."""
+    stacks_on_failure: bool = False
+    """When a worker fails, look at what the others execute before they are stopped."""
 
 
 @record

@@ -16,8 +16,7 @@ from dsl._record import record
 from dsl.errors import JobFolderError, JobFormatError
 from dsl.lists import quote
 from dsl.model.codec import LONGEST_SHOWN, from_line, to_line
-from dsl.model.judgement import Moment
-from dsl.model.request import Code, Count, Shown
+from dsl.model.request import Code, Count, Moment, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dsl.model.observation import Look, RankStatus
 
 TAKE_S = 5.0
-"""A taker that has not answered by then is killed."""
+"""A taker that has not answered by then is killed, unless its caller has less time."""
 
 # We import no modules from the directory in which the command was called.
 _START = (
@@ -31,8 +30,8 @@ _START = (
 )
 
 
-def take_stacks(look: Look, ranks: Sequence[RankStatus]) -> Iterator[RankStacks]:
-    """What these workers of this machine execute, as it becomes known, for at most `TAKE_S`.
+def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_S) -> Iterator[RankStacks]:
+    """What these workers of this machine execute, as it becomes known, for at most so long.
 
     A worker whose stacks could not be taken comes last, with a `problem`.
     """
@@ -42,7 +41,7 @@ def take_stacks(look: Look, ranks: Sequence[RankStatus]) -> Iterator[RankStacks]
         with _started() as taker:
             taker.sendall(b"".join([to_line(record) for record in (look, *ranks)]))
             taker.shutdown(socket.SHUT_WR)
-            for stacks in _answers(taker):
+            for stacks in _answers(taker, within_s):
                 if missing.pop(stacks.local_rank, None):
                     yield stacks
     except (OSError, JobFormatError) as error:
@@ -51,13 +50,15 @@ def take_stacks(look: Look, ranks: Sequence[RankStatus]) -> Iterator[RankStacks]
         yield RankStacks(one.rank, one.local_rank, one.pid, problem=why)
 
 
-def _answers(taker: socket.socket) -> Iterator[RankStacks]:
+def _answers(taker: socket.socket, within_s: float) -> Iterator[RankStacks]:
     lines = Lines(RankStacks)
-    deadline_s = time.monotonic() + TAKE_S
+    deadline_s = time.monotonic() + within_s
     while (left_s := deadline_s - time.monotonic()) > 0:
-        if not select.select([taker], [], [], left_s)[0]:
+        taker.settimeout(left_s)
+        try:
+            data = taker.recv(1 << 16)
+        except TimeoutError:
             return
-        data = taker.recv(1 << 16)
         if not data:
             return
         yield from lines.feed(data)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
 
-SHARED = ("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict")
+SHARED = (
+    *("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict"),
+    "stacks_on_failure",
+)
 """Fields that a job takes from its request as they are."""
 
 UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"

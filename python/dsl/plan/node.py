@@ -146,6 +146,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         preempt_grace_s=job.signals.preempt_grace_s,
         prewarms=job.start.prewarm,
         import_throttle=job.start.import_throttle,
+        on_failure="report" if job.stacks_on_failure else "stop",
+        stacks_on_failure=job.stacks_on_failure,
     )
     if job.debug.ranks:
         from dsl.plan.debugging import with_debugger

@@ -43,7 +43,18 @@ def verdict(judgement: Judgement) -> list[str]:
         lines.append(f"{judgement.quitter} has stopped its workers, exit code {judgement.code}")
     lines += _victims(judgement)
     lines += [_left(one, judgement) for one in judgement.survivors]
+    lines += _others_then(judgement)
     return [line if line.isprintable() else _printable(line) for line in lines]
+
+
+def _others_then(judgement: Judgement) -> list[str]:
+    """What the other workers executed when the first had failed."""
+    if not judgement.stacks:
+        return []
+    from dsl.observe.explain import explain
+
+    first, *rest = explain(judgement.stacks)
+    return [f"the others at that moment: {first}", *[f"  {line}" for line in rest if line]]
 
 
 def _causes(judgement: Judgement) -> list[str]:

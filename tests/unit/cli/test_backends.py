@@ -76,6 +76,7 @@ IN_THE_JOB = {
     "preload": Case("torch", with_="--start-method forkserver"),
     "prewarm": Case(),
     "import_throttle": Case("2"),
+    "stacks_on_failure": Case(),
     "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
     "debug": Case("all"),
     "debug_port": Case("7000", with_="--debug"),

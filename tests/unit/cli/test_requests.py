@@ -62,6 +62,7 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "log_level": ("debug", "log_level", "debug"),
     "strict": ("", "is_strict", True),
     "detach": ("", "detaches", True),
+    "stacks_on_failure": ("", "stacks_on_failure", True),
 }
 DEEPSPEED: dict[str, tuple[str, str, Any]] = {
     "hostfile": ("h", "resources.hostfile", "h"),

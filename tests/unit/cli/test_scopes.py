@@ -72,6 +72,7 @@ BOTH = {
     "dry_run": Case(),
     "dry_run_json": Case(),
     "detach": Case(),
+    "stacks_on_failure": Case(),
     "log_level": Case("debug"),
     "module": Case(),
     "no_python": Case(),

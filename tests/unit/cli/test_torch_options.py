@@ -29,6 +29,7 @@ OURS = {
     "--mem-policy",
     "--report-bindings",
     "--detach",
+    "--stacks-on-failure",
     "--dry-run",
     "--dry-run-json",
     "--strict",

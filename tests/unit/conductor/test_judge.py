@@ -15,7 +15,8 @@ from dsl.control.clock import Clock
 from dsl.control.messages import TO_HEAD, message_from_bytes, message_to_bytes
 from dsl.evidence.reports import report_of
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
-from dsl.model.judgement import Absence, Judgement, Report
+from dsl.model.judgement import MOST_STACKS, Absence, Judgement, Report
+from dsl.model.observation import Frame, RankStacks, ThreadStack
 from dsl.report.verdict import verdict
 
 if TYPE_CHECKING:
@@ -252,3 +253,27 @@ def test_only_the_first_cause_brings_its_last_output() -> None:
     loud = a_report(0, 9, rank=2, at_ms=6, host="n2", lines=["a traceback"])
     judgement = judged(replace(FIRST, evidence=loud.evidence), loud)
     assert [one.evidence.lines for one in judgement.causes] == [("a traceback",), ()]
+
+
+def sleeping(rank: int) -> RankStacks:
+    main = ThreadStack("MainThread", (Frame("f", "/u/train.py", 5),), is_main=True, call="clock_nanosleep")
+    return RankStacks(rank, rank, 1000 + rank, (main,), "S")
+
+
+def test_what_the_other_ranks_did_is_told_for_all_members() -> None:
+    reports = {
+        0: a_report(code=143, stacks=(sleeping(0),)),
+        1: a_report(code=3, rank=1, host="n1", stacks=(sleeping(2),)),
+    }
+    members = {place: Judged(f"host n{place}", place) for place in reports}
+    judgement = judge(reports, members, {}, Context())
+    assert [one.stacks for one in judgement.causes] == [()]
+    assert "the others at that moment: all 2 ranks are in sleep() (train.py:5)" in verdict(judgement)
+
+
+def test_a_judgement_holds_the_stacks_of_so_many_workers_only() -> None:
+    stacks = tuple(map(sleeping, range(200)))
+    reports = {place: a_report(code=3, rank=place, host=f"n{place}", stacks=stacks) for place in range(2)}
+    members = {place: Judged(f"host n{place}", place) for place in reports}
+    judgement = judge(reports, members, {}, Context())
+    assert sum(len(one.ranks) for one in judgement.stacks) == MOST_STACKS
