@@ -46,10 +46,10 @@ def test_the_rank_that_hangs_is_named_with_its_line_and_its_host(
 ) -> None:
     (tmp_path / "hosts").write_text("node0 slots=1\nnode1 slots=2\nnode2 slots=1\n")
     env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
-    line = [dsl_command, "-H", "hosts", "--master_addr", hosts[0].address, "--no_local_rank"]
+    line: list[str | Path] = [dsl_command, "-H", "hosts", "--master_addr", hosts[0].address]
     with (
         prepared(kind, hosts[1], tmp_path),
-        hosts[0].start([*line, WORKER, kind, tmp_path], env=env, cwd=tmp_path) as job,
+        hosts[0].start([*line, "--no_local_rank", WORKER, kind, tmp_path], env=env, cwd=tmp_path) as job,
     ):
         files = [tmp_path / f"ready-{rank}" for rank in range(RANKS)]
         until(lambda: all(file.exists() for file in files) or job.poll() is not None, 120)

@@ -177,19 +177,26 @@ def test_a_taker_that_hangs_is_ended_and_leaves_no_process(
     assert not [pid for pid in processes.children(os.getpid()) if pid != sleeping]
 
 
-def test_the_stacks_of_64_processes_are_there_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count, hangs", [(64, False), (24, True)])
+def test_the_stacks_of_many_processes_are_there_in_time(
+    *, count: int, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where py-spy hangs for each of them: then the kernel's view is."""
     script = tmp_path / "train.py"
     script.write_text(SLEEPING)
+    if hangs:
+        with_py_spy(tmp_path, "exec sleep 60", monkeypatch)
     with contextlib.ExitStack() as stack:
-        files = [tmp_path / f"ready-{number}" for number in range(64)]
+        files = [tmp_path / f"ready-{number}" for number in range(count)]
         pids = [
             stack.enter_context(started(sys.executable, str(script), str(file), ready=file)) for file in files
         ]
         begin = time.monotonic()
         found = list(take_stacks(Look(1, "stacks"), [RankStatus(at, at, pid) for at, pid in enumerate(pids)]))
         took_s = time.monotonic() - begin
-    assert sorted(one.rank for one in found) == list(range(64))
-    assert [one.problem for one in found if one.problem] == []
+    assert sorted(one.rank for one in found) == list(range(count))
+    assert {bool(one.problem) for one in found} == {hangs}
+    assert {one.threads[0].call for one in found} == {"clock_nanosleep"}
     assert took_s < TAKE_S
 
 
