@@ -36,6 +36,10 @@ class Detached(BaseException):
     """A signal has ended the command, not the job."""
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads our output any more."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the output of a job. Returns its exit code, 0 for a job that a shell waits for; 2: no such job.
 
@@ -72,7 +76,7 @@ def _until_signal(pid: int, work: Callable[[], int]) -> int:
             signal.signal(signum, _detach)
     try:
         return work()
-    except BrokenPipeError:
+    except ReaderGoneError:
         return 128 + SIGPIPE
     except Detached as detached:
         signum = int(detached.args[0])
@@ -87,7 +91,7 @@ def _follow(job: RunningJob) -> int:
     try:
         for data in job.follow():
             _write(data)
-    except (ConnectionResetError, TimeoutError, JobFormatError) as error:
+    except (OSError, JobFormatError) as error:
         raise DslError(f"job {job.view.pid} cannot be followed any more: {error}") from None
     COMMAND.say(f"job {job.view.pid} has ended; the shell that has started it has its exit code")
     return 0
@@ -103,7 +107,7 @@ def show(job: BackgroundJob, lines: int | None) -> None:
 
     Raises:
         UsageError: the folder of the job is gone.
-        BrokenPipeError, DslError: stdout cannot be written.
+        ReaderGoneError, DslError: stdout cannot be written.
     """
     try:
         output = job.open_output()
@@ -144,7 +148,7 @@ def _write(data: bytes) -> None:
         while data:
             data = data[os.write(1, data) :]
     except BrokenPipeError:
-        raise
+        raise ReaderGoneError from None
     except OSError as error:
         raise DslError(f"stdout cannot be written: {(error.strerror or '').lower()}") from None
 
