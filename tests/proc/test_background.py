@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 KILLED = 137
+TOOLS = ("dsl-wait", "dsl-attach")
 RUNS = re.compile(
     r"^dsl(?:run)?: job (\d+) runs in the background; dsl-attach \1 follows it, dsl-wait \1 waits for it$"
 )
@@ -275,6 +277,7 @@ def test_notices_of_the_plan_are_shown_in_the_shell_and_kept(shell: Shell, tmp_p
     assert shell.attach(pid).stdout.decode().splitlines()[: len(notices)] == notices
 
 
+@pytest.mark.engine
 @pytest.mark.guarantee("G1", "G2")
 @pytest.mark.parametrize("victim", ["guard", "agent", "both"])
 def test_a_job_whose_processes_are_killed_is_over_for_all_who_wait(
@@ -286,10 +289,7 @@ def test_a_job_whose_processes_are_killed_is_over_for_all_who_wait(
     )
     workers = [processes.find(int(line)) for line in (tmp_path / "ready").read_text().split()]
     agent = agent_of(pid)
-    commands = {
-        name: subprocess.Popen(shell.tool(name, pid), stderr=subprocess.PIPE)
-        for name in ("dsl-wait", "dsl-attach")
-    }
+    commands = {name: subprocess.Popen(shell.tool(name, pid), stderr=subprocess.PIPE) for name in TOOLS}
     for one in {"guard": [pid], "agent": [agent], "both": [pid, agent]}[victim]:
         os.kill(one, signal.SIGKILL)
     for name, command in commands.items():
@@ -310,7 +310,7 @@ def test_dsl_wait_takes_several_jobs_and_returns_the_first_failure(shell: Shell)
 
 @pytest.mark.guarantee("G8")
 def test_a_job_that_is_not_there_is_one_line(shell: Shell) -> None:
-    for tool in ("dsl-attach", "dsl-wait"):
+    for tool in TOOLS:
         for words in ((1,), ("../..",)):
             ended = shell.run(shell.tool(tool, *words))
             assert (ended.returncode, ended.stdout, ended.stderr.count(b"\n")) == (2, b"", 1)
@@ -473,11 +473,25 @@ def test_a_signal_while_a_node_waits_for_others_is_its_exit_code(
     assert shell.wait(pid).returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.guarantee("G1", "G2")
+def test_a_job_that_is_ended_at_any_moment_has_its_exit_code(shell: Shell) -> None:
+    chance = random.Random(25)
+    ends = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGKILL: KILLED, 0: 0}
+    for _ in range(25):
+        signum = chance.choice([*ends])
+        pid = shell.detach(["sleep", "50" if signum == 0 else "60000"], workers=2)
+        null = subprocess.DEVNULL
+        waiting = [subprocess.Popen(shell.tool(name, pid), stdout=null, stderr=null) for name in TOOLS]
+        if signum and chance.random() < 0.5:
+            until(partial(processes.children, agent_of(pid)))
+        if signum:
+            os.kill(pid, signum)
+        assert [one.wait(30) for one in waiting] == [ends[signum]] * 2, signum
+
+
 @pytest.mark.guarantee("G1", "G2", "G6")
-@pytest.mark.parametrize(
-    "count", [40, pytest.param(200, marks=[pytest.mark.stress, pytest.mark.timeout(900)])]
-)
-def test_who_comes_and_goes_changes_nothing(shell: Shell, tmp_path: Path, count: int) -> None:
+def test_who_comes_and_goes_changes_nothing(shell: Shell, tmp_path: Path) -> None:
+    count = 200
     chance = random.Random(count)
     go = tmp_path / "go"
     words = ["lines", "3000", "60", "wait", str(go), "lines", "3000", "60", "exit", "9"]
