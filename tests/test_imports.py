@@ -22,13 +22,15 @@ ROOMS = (
     *("errors", "_record", "_own_process", "lists", "printable", "signals"),
     *("elasticity", "model", "resources", "machine"),
     *("devices", "facts", "forkserver", "binding", "output", "rendezvous", "plan", "launchers", "control"),
-    *("conductor", "observe", "report", "evidence", "spec", "agent", "functions", "autotune", "cli"),
+    *("doctor", "conductor", "observe", "report", "evidence", "spec", "agent", "functions", "autotune"),
+    *("cli",),
     *("__main__", "node", "fanout", "run", "launch", "runner"),
 )
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
     *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.views", "dsl.report.survey"),
+    "dsl.doctor.look",
     *("dsl.forkserver.become", "dsl.forkserver.server"),
 }
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
@@ -41,6 +43,7 @@ PURE_MODULES = (
     "dsl.output.routes",
     "dsl.output.answer",
     "dsl.control.checks",
+    *(f"dsl.doctor.{name}" for name in ("host_checks", "job_checks", "page", "proxies")),
     "dsl.control.clock",
     "dsl.report.machine",
     "dsl.observe.explain",

@@ -15,7 +15,7 @@ from dsl.agent.session import Crew, Hooks, Session
 from dsl.agent.starters import KeyTold, Killed, Missing, Starters
 from dsl.agent.views import Elsewhere
 from dsl.conductor.conductor import Conductor
-from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
+from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Show, Speak
 from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import KEY_BYTES, FdStream, allow_connections
 from dsl.control.messages import Assignment, Hello, Lost
@@ -27,7 +27,7 @@ from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
 from dsl.printable import printable
 from dsl.report.narrator import tell_end
-from dsl.report.speak import say
+from dsl.report.speak import say, show_text
 from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.background import Background
+    from dsl.conductor.examination import Examination
     from dsl.control.hub import Hub, Link
     from dsl.facts import Facts
     from dsl.launchers.base import Start
@@ -55,11 +56,13 @@ def run_head(
     hub: Hub,
     facts: Facts,
     background: Background | None = None,
+    examined: Sequence[Notice] | None = None,
 ) -> int:
     """Start these programs, conduct the job, and end this process with the job's exit code.
 
-    ``hub``: where the agents will connect. ``background``: see `Session`. Returns the exit code only if
-    nothing was started.
+    ``hub``: where the agents will connect. ``background``: see `Session`. ``examined``: what the plan has to
+    say, if the agents only look at their hosts for ``--doctor``; None: they run the job. Returns the exit
+    code only if nothing was started.
     """
     node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
     allow_connections(len(node_ranks))
@@ -74,8 +77,16 @@ def run_head(
         stdout=facts.console.stdout,
         stderr=facts.console.stderr,
         checks=remote.checks,
+        examines=examined is not None,
     )
-    conductor = Conductor(reached_terms(job, remote, assignment), time.monotonic())
+    terms = reached_terms(job, remote, assignment)
+    conductor: Conductor | Examination
+    if examined is None:
+        conductor = Conductor(terms, time.monotonic())
+    else:
+        from dsl.conductor.examination import Examination
+
+        conductor = Examination(terms, time.monotonic(), examined)
     head = Head(job, conductor, Starters(job, starts, node_ranks, facts.environ), hub)
 
     def crew(_plan: NodePlan) -> Crew:
@@ -111,7 +122,7 @@ class Head(Hooks):
     max_restarts = 0
     """The programs that reach the hosts are not restarted."""
 
-    def __init__(self, job: Job, conductor: Conductor, starters: Starters, hub: Hub) -> None:
+    def __init__(self, job: Job, conductor: Conductor | Examination, starters: Starters, hub: Hub) -> None:
         self.job = job
         self.conductor = conductor
         self._starters = starters
@@ -229,6 +240,8 @@ class Head(Hooks):
                     link.send(order.message)
             elif isinstance(order, Speak):
                 self._speak(order.notice)
+            elif isinstance(order, Show):
+                show_text(order.text)
             elif isinstance(order, Explain):
                 for line in verdict(order.judgement)[:1]:
                     self._speak(Notice(order.level, line))

@@ -16,7 +16,7 @@ from dsl.agent.preflight import look
 from dsl.agent.session import Crew, Hooks, Session, stay_behind
 from dsl.control.checks import assignment_problem
 from dsl.control.hub import FdStream, Hub, connect
-from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
+from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.launchers.base import FIRST_PLACE, PLACE
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from dsl.agent.agent import Listener
     from dsl.control.hub import Link
+    from dsl.control.messages import Checked
     from dsl.model.node import NodePlan
 
 COMMAND = "dsl"
@@ -138,6 +139,8 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
         console=Console(assignment.stdout, assignment.stderr, is_relayed=True),
     )
     checked = look(assignment, facts, link.own_address)
+    if assignment.examines:
+        return _be_examined(link, assignment, facts, checked)
     link.send_now(checked)
     if checked.problems:
         return _end_early(link, link.receive(WORD_S))
@@ -158,6 +161,29 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
         return Crew(listeners, [orders], decide, hooks=head, is_visible=False)
 
     return Session(part, crew).run_guarded()
+
+
+def _be_examined(link: Link, assignment: Assignment, facts: Facts, checked: Checked) -> int:
+    """Look at this host for ``--doctor``, and at the ways to the others. Returns the exit code."""
+    from dsl.doctor.look import look_here
+    from dsl.doctor.ways import Porch, try_ways
+    from dsl.model.request import DEFAULT_MASTER_PORT
+
+    job, node_rank = assignment.job, assignment.node_rank
+    is_open = not node_rank and checked.is_port_free  # the way to rank 0 is tried at its own port
+    asked = DEFAULT_MASTER_PORT if job.meeting.port is None else job.meeting.port
+    with Porch((asked, 0) if is_open else (0,)) as porch:
+        workers = len(job.hosts[node_rank].slots)
+        health = look_here(
+            job, facts.environ, facts, node_rank=node_rank, workers=workers, cwd=assignment.cwd
+        )
+        health = replace(health, token=porch.token, port=porch.port)
+        link.send_now(replace(checked, health=health))
+        message = link.receive(WORD_S)
+        if isinstance(message, TryWays):
+            link.send_now(WaysTried(try_ways(message.targets)))
+            message = link.receive(WORD_S)
+    return _end_early(link, message)
 
 
 def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:

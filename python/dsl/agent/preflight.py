@@ -44,7 +44,7 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
     accelerator = ""
     if assignment.checks:
         environ = inherited_environment(job, facts.environ)
-        problems += _look_at_files(job, environ, assignment.cwd)
+        problems += file_problems(job, environ, assignment.cwd)
         problems += _look_at_debugger(assignment, environ, facts)
         problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
         problems.append(problem)
@@ -69,7 +69,8 @@ def _sshd_address(facts: Facts) -> str:
     return words[2] if len(words) == 4 and facts.network.is_own(words[2]) else ""
 
 
-def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
+def file_problems(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
+    """Problems with the program of a job, its interpreter, its directory and that of its logs."""
     missing = _folder_problem(cwd) if cwd else ""
     problems = [missing]
     # A relative program cannot exist if its directory is missing.

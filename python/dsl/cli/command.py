@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from dsl.agent.session import CrewMaker, Notices, Plans
     from dsl.cli.reader import Options
     from dsl.facts import Facts
-    from dsl.model.job import Job
     from dsl.model.node import NodePlan
-    from dsl.model.remote import Remote
     from dsl.model.request import Level, ProgramKind, Request
+    from dsl.plan.job import JobPlan
 
 STRICT_VARIABLE = "DSL_STRICT"
 """With the value 1: the same as ``--strict``."""
@@ -92,6 +91,10 @@ class Command:
             DslError: the job cannot be planned or prepared.
         """
         facts = this_machine() if facts is None else facts
+        if show.doctor:
+            from dsl.cli.doctor import examine
+
+            return examine(request, facts, lambda planned: _start_on_hosts(planned, show, facts, None))
         if not request.detaches or show.is_dry:
             return self._start(request, show, facts, argv)
         from dsl.agent.background import Background
@@ -141,7 +144,7 @@ class Command:
         let_go = (lambda: None) if background is None else background.let_go
         if planned.remote is not None:
             tell(planned.notices)
-            return _start_on_hosts(planned.job, planned.remote, show, facts, background)
+            return _start_on_hosts(planned, show, facts, background)
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
             from dsl.agent import fixed_nodes
             from dsl.agent.joining import without_place
@@ -183,12 +186,16 @@ class Command:
         return []
 
 
-def _start_on_hosts(
-    job: Job, remote: Remote, show: ShowRequest, facts: Facts, background: Background | None
-) -> int:
-    """Run a job on other hosts, or show how they would be reached. Raises LauncherError: they cannot be."""
+def _start_on_hosts(planned: JobPlan, show: ShowRequest, facts: Facts, background: Background | None) -> int:
+    """Run or examine a job on other hosts, or show how they would be reached.
+
+    Raises:
+        LauncherError: they cannot be reached.
+    """
     from dsl.launchers.table import starts_of, uses_streams
 
+    job, remote = planned.job, planned.remote
+    assert remote is not None
     is_root = os.geteuid() == 0
     if show.is_dry:
         from dsl.cli.show import show_hosts
@@ -205,7 +212,8 @@ def _start_on_hosts(
     starts = starts_of(
         job, remote, facts, is_root=is_root, addresses=addresses, variables=variables, folder=folder
     )
-    return run_head(job, remote, starts, hub, facts, background)
+    examined = planned.notices if show.doctor else None
+    return run_head(job, remote, starts, hub, facts, background, examined)
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:
@@ -318,4 +326,4 @@ def log_level(options: Options | argparse.Namespace) -> Level:
 
 def show_request(options: Options | argparse.Namespace) -> ShowRequest:
     """The parts of the plan that the user wants to see."""
-    return ShowRequest(options.report_bindings, options.dry_run, options.dry_run_json)
+    return ShowRequest(options.report_bindings, options.dry_run, options.dry_run_json, options.doctor)

@@ -7,12 +7,12 @@ import argparse
 from dsl import __version__
 from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
-from dsl.cli.show import show_text
 from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
 from dsl.elasticity.elasticity_config import ELASTICITY
 from dsl.errors import ElasticityConfigError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import quote
+from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

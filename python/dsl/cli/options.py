@@ -381,6 +381,7 @@ COMMON = {
             OURS, "--strict",
             "refuse every fallback: options without effect, hosts or devices that are not there",
         ),
+        flag(OURS, "--doctor", "look for what would go wrong on the hosts of the job, and start nothing"),
         flag(OURS, "--dry-run", "show what would be started, and start nothing"),
         flag(OURS, "--dry-run-json", "the same as one JSON object"),
     ),

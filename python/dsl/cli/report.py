@@ -6,10 +6,10 @@ import argparse
 
 from dsl import __version__
 from dsl.cli.command import Command
-from dsl.cli.show import show_text
 from dsl.facts import this_machine
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.report.machine import machine_lines
+from dsl.report.speak import show_text
 from dsl.report.survey import survey
 
 TYPE_CHECKING = False

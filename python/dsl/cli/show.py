@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from dsl.report.plan import bindings_table, plan_json, plan_text
+from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,16 +39,3 @@ def show_hosts(job: Job, remote: Remote, starts: Sequence[Start], *, as_json: bo
 
     text = hosts_json(job, remote, starts) if as_json else "\n".join(hosts_text(job, remote, starts))
     show_text(text)
-
-
-def show_text(text: str) -> None:
-    """Print text to stdout; ignore it if the other end of stdout is closed."""
-    if sys.stdout is None:
-        return
-    try:
-        print(text, flush=True)
-    except OSError:
-        # The reader is gone. The rest of the buffer must not fail again when the interpreter ends.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)

@@ -27,6 +27,13 @@ class Speak:
 
 
 @record
+class Show:
+    """Write lines to the user's stdout."""
+
+    text: str
+
+
+@record
 class Explain:
     """Tell the user in one line why an attempt has ended."""
 

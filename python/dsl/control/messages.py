@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
+from dsl.model.health import Health, Target, Way
 from dsl.model.job import Job, Meeting, Notice
 from dsl.model.judgement import FailureCode, Judgement, Report
 from dsl.model.observation import Look, Looked, NodeStacks, NodeStatus
@@ -49,6 +50,8 @@ class Assignment:
     """Whether to look for problems before the start."""
     is_elastic: bool = False
     """Nodes come and go: the agent may wait long for its first meeting, and any node may be the first."""
+    examines: bool = False
+    """Nothing is started: the agent looks at its host for ``--doctor``."""
 
 
 @record
@@ -95,6 +98,22 @@ class Checked:
     """What the slots of its host stand for: ``cuda``, ``cpu`` and so on; empty: not checked."""
     machine: str = ""
     """A word for the machine: two agents have the same only on the same machine; empty: unknown."""
+    health: Health | None = None
+    """What ``--doctor`` wants to know of the host; None: it has not asked."""
+
+
+@record
+class TryWays:
+    """head to agent, for ``--doctor``: try the ways to other hosts."""
+
+    targets: tuple[Target, ...]
+
+
+@record
+class WaysTried:
+    """agent to head: what came of it."""
+
+    ways: tuple[Way, ...]
 
 
 @record
@@ -192,12 +211,16 @@ class Lost:
 
 TO_HEAD: Mapping[str, type] = {
     one.__name__: one
-    for one in (Hello, Checked, Running, Failing, Report, Said, NodeStatus, NodeStacks, Looked, Refused, Bye)
+    for one in (
+        *(Hello, Checked, WaysTried, Running, Failing, Report, Said, NodeStatus, NodeStacks, Looked),
+        *(Refused, Bye),
+    )
 }
 """The messages that an agent may send, by name."""
 
 TO_AGENT: Mapping[str, type] = {
-    one.__name__: one for one in (Assignment, Meeting, Moved, Said, Stop, Forward, Look, Over, Refused)
+    one.__name__: one
+    for one in (Assignment, Meeting, TryWays, Moved, Said, Stop, Forward, Look, Over, Refused)
 }
 """The messages that a head may send, by name."""
 

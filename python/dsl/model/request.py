@@ -276,6 +276,8 @@ class ShowRequest:
     """The plan for people, on stdout; nothing is started."""
     dry_run_json: bool = False
     """The plan for programs, on stdout; nothing is started."""
+    doctor: bool = False
+    """What would go wrong on the hosts of the job, on stdout; nothing is started."""
 
     @property
     def is_asked(self) -> bool:

@@ -1,4 +1,4 @@
-"""Writes lines for the user to stderr. No other module of dsl writes there."""
+"""Writes lines for the user to stderr, where no other module of dsl writes, and answers to stdout."""
 
 from __future__ import annotations
 
@@ -89,3 +89,16 @@ def _open() -> int | None:
         return os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None  # it belongs to another user, or /proc is not there
+
+
+def show_text(text: str) -> None:
+    """Print text to stdout; ignore it if the other end of stdout is closed."""
+    if sys.stdout is None:
+        return
+    try:
+        print(text, flush=True)  # noqa: T201  the answer that the user has asked for
+    except OSError:
+        # The reader is gone. The rest of the buffer must not fail again when the interpreter ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

@@ -10,6 +10,7 @@ import os
 import sys
 
 from dsl import __version__
+from dsl.doctor.host_checks import SMALL_SHM_BYTES
 from dsl.errors import DslError
 from dsl.lists import format_ranges
 from dsl.machine.programs import find_package, find_programs
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Raised when a key is removed or changes its meaning; new keys may come at any time."""
-
-SMALL_SHM_BYTES = 512 << 20
-"""NCCL and data loaders need more shared memory than this (DeepSpeed's ds_report warns of less)."""
 
 GIT_FACTS = ("git_hash", "git_branch", "torch_info", "accelerator_name")
 

@@ -110,6 +110,7 @@ EXCEPTIONS = {
     "strict": "what it does not refuse starts as it does without",
     "node_rank": "it counts with --no_ssh alone",
     "detach": "it is for the command on this host",
+    "doctor": "nothing is started",
     "dry_run": "nothing is started",
     "dry_run_json": "nothing is started",
     "min_elastic_nodes": "below, for jobs whose hosts come and go",

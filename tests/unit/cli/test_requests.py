@@ -123,7 +123,7 @@ TORCH: dict[str, tuple[str, str, Any]] = {
 FIELDS = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 # Options that torchrun has and that change nothing here, and those that have a test of their own below.
 WITHOUT_EFFECT = {"monitor_interval", "event_log_handler"}
-APART = {"nnodes", "run_path", "use_env", "preempt_signal"}
+APART = {"doctor", "nnodes", "run_path", "use_env", "preempt_signal"}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
 

@@ -69,6 +69,7 @@ BOTH = {
     "debug_wait": Case(),
     "strict": Case(),
     "report_bindings": Case(),
+    "doctor": Case(),
     "dry_run": Case(),
     "dry_run_json": Case(),
     "detach": Case(),
@@ -159,9 +160,10 @@ EXCEPTIONS = {**WITHOUT_EFFECT, **REFUSED, **IN_THE_JOB}
 NOT_IN_THE_JOB = {
     ("dsl", "node"): {"node_rank"},
     ("dslrun", "node"): {"node_rank", "local_addr"},
-    ("dslrun", "launcher"): {"dry_run", "dry_run_json", "detach"},
+    ("dslrun", "launcher"): {"doctor", "dry_run", "dry_run_json", "detach"},
     ("dsl", "launcher"): {
-        *("dry_run", "dry_run_json", "detach", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
+        *("doctor", "dry_run", "dry_run_json", "detach", "hostfile", "include", "exclude"),
+        *("num_nodes", "num_gpus"),
         *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
         *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),
     },

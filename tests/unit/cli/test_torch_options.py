@@ -30,6 +30,7 @@ OURS = {
     "--report-bindings",
     "--detach",
     "--stacks-on-failure",
+    "--doctor",
     "--dry-run",
     "--dry-run-json",
     "--strict",

@@ -1,0 +1,248 @@
+"""The examination of the hosts of a job, for ``--doctor``: the conductor of a job that starts nothing.
+
+It hears messages of members, signals and times, and answers with orders, as `dsl.conductor.conductor` does.
+It has no clock of its own. Every member looks at its host; then all of them try the ways to each other.
+"""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.conductor.members import Roster
+from dsl.conductor.orders import Dismiss, Send, Show, Speak
+from dsl.conductor.terms import objection
+from dsl.control.messages import Bye, Checked, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
+from dsl.doctor.job_checks import Examined, find_all
+from dsl.doctor.page import exit_code, page
+from dsl.model.health import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.conductor.terms import Seat, Terms
+    from dsl.control.clock import Clock
+    from dsl.model.job import Notice
+    from dsl.model.judgement import Judgement
+
+TRY_S = 8.0
+"""Members get so long to try the ways to the others."""
+
+LATE_S = 10.0
+"""When one host has looked, the others get so long."""
+
+FAREWELL_S = 3.0
+"""Members get so long to end."""
+
+
+class Examination:
+    """Decides for all hosts. Times are `time.monotonic` seconds."""
+
+    judgement: Judgement | None = None
+    """No attempt is judged."""
+    notices: Sequence[Notice] = ()
+    has_begun = False
+    """No attempt has begun."""
+
+    def __init__(self, terms: Terms, now_s: float, notices: Sequence[Notice] = ()) -> None:
+        """``notices``: warnings of the plan, which are findings, too."""
+        self._terms = terms
+        self._roster = Roster(terms, now_s)
+        self._hosts = [Examined(seat.host) for seat in terms.seats]
+        self._planned = notices
+        self._asked: frozenset[int] = frozenset()
+        """Members that try the ways."""
+        self._tried: set[int] = set()
+        self._is_trying = self._is_over = self._is_dismissed = False
+        self._deadline_s: float | None = None if terms.start_s is None else now_s + terms.start_s
+        self._now_s = now_s
+        self.code: int | None = None
+        """Exit code of the command, once decided."""
+        self.clocks: dict[int, Clock] = {}
+        """Compared clocks of the members, by place."""
+
+    # ------------------------------------------------------------------ what others may ask
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When to call `wait_is_over`; None: nothing is due."""
+        return self._deadline_s
+
+    @property
+    def places(self) -> tuple[Seat, ...]:
+        """The members, by place."""
+        return self._terms.seats
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more can come from any member."""
+        return self._is_over and all(one.is_gone or one.has_ended for one in self._roster)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every member has said goodbye."""
+        return all(one.has_ended for one in self._roster)
+
+    def expects(self, place: int) -> bool:
+        """Whether a member may greet us."""
+        return self._roster[place].hello is None
+
+    def has_greeted(self, place: int) -> bool:
+        """Whether the member has greeted us."""
+        return self._roster[place].hello is not None
+
+    def has_said_goodbye(self, place: int) -> bool:
+        """Whether the member has said that it ends."""
+        return self._roster[place].has_ended
+
+    def is_awaited(self, place: int) -> bool:
+        """Whether the member has not greeted us, and still may."""
+        one = self._roster[place]
+        return one.hello is None and not one.is_gone and not self._is_over
+
+    def name(self, place: int) -> str:
+        """The name of a member: ``host n1``."""
+        return self._roster.name(place)
+
+    # ------------------------------------------------------------------ what happens
+
+    def hear(self, place: int, message: object, now_s: float) -> list[object]:
+        """What follows from what a member says."""
+        self._now_s = now_s
+        one = self._roster[place]
+        if isinstance(message, Said):
+            return [Speak(message.notice)]
+        if isinstance(message, (Bye, Lost)):
+            one.has_ended |= isinstance(message, Bye)
+            one.is_gone = True
+            reason = message.reason if isinstance(message, Lost) else "has ended before its time"
+            return [*self._fail(place, f"was lost: it {reason}"), *self._go_on()]
+        if self._is_over:
+            return []
+        if isinstance(message, Hello):
+            one.hello = message
+            problem = objection(self._terms, place, message)
+            if problem:
+                return [*self._fail(place, problem), *self._go_on()]
+            seat = self._terms.seats[place]
+            assert self._terms.assignment is not None
+            return [Send(place, replace(self._terms.assignment, node_rank=seat.node_rank, task=seat.task))]
+        if isinstance(message, Refused):
+            return [*self._fail(place, message.text), *self._go_on()]
+        if isinstance(message, Checked) and self._hosts[place].checked is None:
+            self._hosts[place] = replace(self._hosts[place], checked=message)
+            soon_s = now_s + LATE_S
+            if not self._is_trying:
+                self._deadline_s = soon_s if self._deadline_s is None else min(self._deadline_s, soon_s)
+        elif isinstance(message, WaysTried) and place in self._asked:
+            self._hosts[place] = replace(self._hosts[place], ways=message.ways)
+            self._tried.add(place)
+        return self._go_on()
+
+    def starter_ended(self, places: Sequence[int], why: str, now_s: float) -> list[object]:
+        """The programs that reach these members have ended: members that have not answered never will."""
+        self._now_s = now_s
+        for place in places:
+            if self._roster[place].hello is None:
+                self._roster[place].is_gone = True
+                self._fail(place, why)
+        return self._go_on()
+
+    def starters_lost(self, why: str, now_s: float) -> list[object]:
+        """All programs that reach the members have ended."""
+        return self.starter_ended(range(len(self._hosts)), why, now_s)
+
+    def signal(self, signum: int, action: str, now_s: float, *, is_key: bool = False) -> list[object]:  # noqa: ARG002  as every conductor
+        """A signal of the user ends the examination."""
+        self._now_s = now_s
+        if action not in ("stop", "preempt") or self._is_over:
+            return []
+        self.code = 128 + signum
+        return self._end([])
+
+    def cut_output(self, signum: int) -> list[object]:
+        """End at once."""
+        self.code = self.code or 128 + signum
+        return []
+
+    def wait_longer(self, now_s: float) -> None:
+        """Members send no output that could be stuck."""
+
+    def wait_is_over(self, now_s: float) -> list[object]:
+        """What follows when `deadline_s` has passed."""
+        self._now_s = now_s
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return []
+        self._deadline_s = None
+        if self._is_over:
+            for one in self._roster:
+                one.is_gone = True
+            return self._finish_if_done()
+        for place, host in enumerate(self._hosts):
+            if self._is_trying and place in self._asked - self._tried:
+                self._fail(place, "has not answered any more")
+            elif host.checked is None:
+                self._fail(place, "has not answered in time, look there for what keeps it")
+        return self._go_on()
+
+    # ------------------------------------------------------------------ what follows
+
+    def _fail(self, place: int, problem: str) -> list[object]:
+        """Note the first problem of a member that keeps it from an answer."""
+        host = self._hosts[place]
+        if not host.problem and not self._is_over:
+            self._hosts[place] = replace(host, problem=problem)
+        return []
+
+    def _go_on(self) -> list[object]:
+        """Go on to the ways when all have looked, and to the end when all ways are tried."""
+        if self._is_over:
+            return self._finish_if_done()
+        if any(one.checked is None and not one.problem for one in self._hosts):
+            return []
+        if not self._is_trying:
+            self._is_trying = True
+            self._deadline_s = self._now_s + TRY_S
+            targets = self._targets()
+            self._asked = frozenset(targets if len(targets) > 1 else ())
+            if self._asked:
+                return [
+                    Send(place, TryWays(tuple([one for other, one in targets.items() if other != place])))
+                    for place in targets
+                ]
+        if any(not self._hosts[place].problem for place in self._asked - self._tried):
+            return []
+        hosts = [replace(one, clock=self.clocks.get(place)) for place, one in enumerate(self._hosts)]
+        findings = find_all(hosts, self._planned)
+        self.code = exit_code(findings)
+        workers = sum(seat.size for seat in self._terms.seats)
+        return self._end([Show("\n".join(page(findings, [one.name for one in hosts], workers)))])
+
+    def _targets(self) -> dict[int, Target]:
+        """The hosts that can be tried, by place. The first is also tried by the name that the user gave."""
+        found = {}
+        for place, host in enumerate(self._hosts):
+            checked = host.checked
+            if checked is None or host.problem or checked.health is None or not checked.health.port:
+                continue
+            faces = checked.health.interfaces
+            others = [one for face in faces for one in face.addresses if face.is_up and face.name != "lo"]
+            addresses = checked.addresses or tuple([one for one in others if not one.startswith("fe80")])
+            named = self._terms.job.meeting.address if self._terms.seats[place].node_rank == 0 else ""
+            addresses = (named,) if named else addresses
+            found[place] = Target(place, host.name, addresses, checked.health.port, checked.health.token)
+        return found
+
+    def _end(self, orders: list[object]) -> list[object]:
+        self._is_over = True
+        self._deadline_s = self._now_s + FAREWELL_S
+        orders += [Send(place, Over()) for place, one in enumerate(self._roster) if one.is_alive]
+        return [*orders, *self._finish_if_done()]
+
+    def _finish_if_done(self) -> list[object]:
+        for one in self._roster:
+            one.is_gone |= one.hello is None
+        if self._is_dismissed or not self.is_done:
+            return []
+        self._is_dismissed = True
+        self._deadline_s = None
+        return [Dismiss(FAREWELL_S)]

@@ -1,0 +1,422 @@
+"""The checks of the doctor that need one host: facts in, findings out. Pure.
+
+`HOST_CHECKS` is the table. Its names and mends are those of docs/doctor.md.
+"""
+
+from __future__ import annotations
+
+from dsl.doctor.proxies import unproxied
+from dsl.model.health import Symptom
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeAlias
+
+    from dsl.model.health import Health, Verdict
+
+    Found: TypeAlias = Iterator[tuple[Verdict, str]]
+    """Level and text of each finding."""
+
+SHM = "/dev/shm"  # noqa: S108  the shared memory itself, where nothing is made
+MEGABYTE = 1 << 20
+GIGABYTE = 1 << 30
+
+SMALL_SHM_BYTES = 512 * MEGABYTE
+"""NCCL and data loaders need more shared memory than this (DeepSpeed's ds_report warns of less)."""
+FULL_BYTES = 64 * MEGABYTE
+"""With less space than this a directory counts as full: a compiled kernel or a log does not fit."""
+FEW_BYTES = GIGABYTE
+"""With less space than this a directory will soon be full."""
+FEW_FILES = 1000
+"""Files that a run with compiled kernels and logs easily makes."""
+FEW_OPEN_FILES = 1024
+"""The usual limit of a shell. Data loaders that share tensors, and connections to many ranks, need more."""
+TASKS_EACH = 128
+"""Threads that a worker with data loaders, OpenMP and NCCL easily has."""
+LEAST_TASKS_EACH = 16
+"""With fewer threads a worker cannot even import torch."""
+MEMORY_EACH = GIGABYTE
+"""A worker with torch and its context on a device takes about as much."""
+LEAST_MEMORY_EACH = MEGABYTE * 256
+"""The import of torch alone takes more."""
+RDMA_BYTES = GIGABYTE
+"""Memory that RDMA locks for the buffers of a few peers."""
+STEERING_BY_DRIVER = ("intel_pstate", "intel_cpufreq", "amd-pstate-epp", "amd_pstate_epp")
+"""Drivers whose governor ``powersave`` reaches full speed."""
+
+
+def size(number: int) -> str:
+    """A number of bytes in short: ``64 MB``, ``1.5 GB``."""
+    return f"{number / GIGABYTE:.1f} GB".replace(".0 ", " ") if number >= GIGABYTE else f"{number >> 20} MB"
+
+
+def error(text: str) -> tuple[Verdict, str]:
+    """A finding with which the job would fail or hang."""
+    return "error", text
+
+
+def warning(text: str) -> tuple[Verdict, str]:
+    """A finding with which the job may fail, or be slow."""
+    return "warning", text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _interpreter(one: Health) -> Found:
+    if one.python and not one.python_version:
+        yield error(f"interpreter {one.python} does not run, install it there or name another")
+
+
+def _torch(one: Health) -> Found:
+    if one.needs_torch and one.python_version and not one.torch:
+        yield error(
+            f"the script imports torch, which {one.python} does not have: install torch there, or activate "
+            "the environment that has it before dsl"
+        )
+
+
+def _torch_build(one: Health) -> Found:
+    if one.torch and not one.torch_build and one.accelerator == "cuda" and one.devices:
+        yield error(
+            f"torch {one.torch} of {one.python} is built for the CPU alone, but "
+            f"{_count(one.devices, 'GPU')} {'is' if one.devices == 1 else 'are'} there: install torch's "
+            "CUDA build"
+        )
+
+
+def _mask(one: Health) -> Found:
+    if one.devices and one.mask and not one.visible:
+        yield warning(
+            f"{one.mask} leaves none of {_count(one.devices, 'device')} visible: the workers run on the CPU; "
+            "unset or correct it, or set DS_ACCELERATOR=cpu if that is meant"
+        )
+
+
+def _slots(one: Health) -> Found:
+    if one.visible and one.workers > one.visible and not one.slots_named and one.accelerator != "cpu":
+        yield warning(
+            f"{one.workers} workers, but {_count(one.visible, 'device')}: start as many workers as "
+            "devices, or let the script share them"
+        )
+
+
+def _driver(one: Health) -> Found:
+    for problem in one.device_problems:
+        yield error(problem)
+
+
+def _uvm(one: Health) -> Found:
+    if one.lacks_uvm:
+        yield error(
+            "there are NVIDIA devices without /dev/nvidia-uvm, so CUDA does not start: run nvidia-modprobe "
+            "-u -c=0 as root, or start the container with --gpus"
+        )
+
+
+def _leftovers(one: Health) -> Found:
+    for holder in one.holders:
+        who = f"pid {holder.pid} ({holder.command})"
+        if holder.what:
+            yield warning(f"{who} uses {holder.what}: end it (kill {holder.pid}), or leave the device out")
+        else:
+            yield warning(f"{who} is left over from an earlier job: end it (kill {holder.pid})")
+
+
+def _shared_memory(one: Health) -> Found:
+    total, free = one.shm_bytes, one.shm_free_bytes
+    if total is not None and total < SMALL_SHM_BYTES:
+        yield warning(
+            f"{SHM} has {size(total)}, too little for NCCL and data loaders: start the container with "
+            "--shm-size=8g, in Kubernetes mount an emptyDir with medium: Memory there"
+        )
+    elif total is not None and free is not None and free < FULL_BYTES:
+        yield warning(
+            f"{SHM} has {size(free)} left of {size(total)}: remove what earlier jobs have left there"
+        )
+
+
+def _open_files(one: Health) -> Found:
+    if one.open_files is not None and one.open_files <= FEW_OPEN_FILES:
+        yield warning(
+            f"a process may open {one.open_files} files, data loaders and many ranks need more: "
+            "ulimit -n 65536 (container: --ulimit nofile=65536, ssh and Slurm: /etc/security/limits.conf)"
+        )
+
+
+def _tasks(one: Health) -> Found:
+    left = one.tasks_left
+    if left is None or left >= one.workers * TASKS_EACH:
+        return
+    level: Verdict = "error" if left < one.workers * LEAST_TASKS_EACH else "warning"
+    text = (
+        f"{one.tasks_limit} leaves {left} processes and threads for {_count(one.workers, 'worker')}: "
+        f"raise it to {one.workers * TASKS_EACH} or more (container: --pids-limit, user: ulimit -u)"
+    )
+    yield level, text
+
+
+def _memory(one: Health) -> Found:
+    left = one.memory_left
+    if left is None or left >= one.workers * MEMORY_EACH:
+        return
+    level: Verdict = "error" if left < one.workers * LEAST_MEMORY_EACH else "warning"
+    text = (
+        f"{one.memory_limit} leaves {size(left)} of memory for {_count(one.workers, 'worker')}, the "
+        "kernel would kill some: raise the limit (container: --memory, Slurm: --mem), or start fewer workers"
+    )
+    yield level, text
+
+
+def _address_space(one: Health) -> Found:
+    if one.address_bytes is not None and (one.accelerator != "cpu" or one.address_bytes < 64 * GIGABYTE):
+        yield warning(
+            f"the address space of a process is limited to {size(one.address_bytes)}, CUDA and large models "
+            "reserve far more: ulimit -v unlimited"
+        )
+
+
+def _locked_memory(one: Health) -> Found:
+    if one.has_rdma and one.locked_bytes is not None and one.locked_bytes < RDMA_BYTES:
+        yield warning(
+            f"a process may lock {size(one.locked_bytes)} of memory, RDMA needs more: ulimit -l unlimited "
+            "(container: --ulimit memlock=-1)"
+        )
+
+
+def _cpu_share(one: Health) -> Found:
+    if one.cpu_quota is not None and one.cpu_quota < min(one.workers, one.cpus):
+        yield warning(
+            f"the control group gives {one.cpu_quota:g} CPUs at a time to {_count(one.workers, 'worker')}: "
+            "raise the limit (container: --cpus), or start fewer workers"
+        )
+    elif one.cpus < one.workers:
+        yield warning(
+            f"{one.workers} workers share {_count(one.cpus, 'CPU')}: ask for more CPUs (Slurm: "
+            "--cpus-per-task, else taskset and the cpuset), or start fewer workers"
+        )
+
+
+def _threads(one: Health) -> Found:
+    text = dict(one.variables).get("OMP_NUM_THREADS", "")
+    first = text.partition(",")[0].strip()
+    if not first.isascii() or not first.isdigit() or len(first) > 9:
+        return
+    threads = int(first)
+    if threads > one.cpus:
+        yield warning(
+            f"OMP_NUM_THREADS={first}, but there {'is' if one.cpus == 1 else 'are'} "
+            f"{_count(one.cpus, 'CPU')}: set it to {max(one.cpus // one.workers, 1)} or unset it"
+        )
+    elif threads > 1 and threads * one.workers > one.cpus:
+        yield warning(
+            f"OMP_NUM_THREADS={first} in each of {one.workers} workers, but there are {one.cpus} CPUs: "
+            f"set it to {max(one.cpus // one.workers, 1)} or unset it"
+        )
+
+
+def _governor(one: Health) -> Found:
+    driver, _, governor = one.governor.partition(" ")
+    if governor == "powersave" and driver not in STEERING_BY_DRIVER:
+        yield warning(
+            "the CPUs run at their lowest frequency (governor powersave): cpupower frequency-set -g "
+            "performance"
+        )
+
+
+def _disks(one: Health) -> Found:
+    for folder in one.folders:
+        where = f"{folder.path} ({folder.use})"
+        mend = "make room, or name another directory" + (
+            " with TMPDIR" if folder.use == "temporary files" else ""
+        )
+        if folder.free_bytes < FULL_BYTES:
+            yield error(f"{where} is full, {size(folder.free_bytes)} left: {mend}")
+        elif folder.free_files is not None and folder.free_files < FEW_FILES:
+            yield error(f"{where} can take {folder.free_files} more files (inodes): {mend}")
+        elif folder.free_bytes < FEW_BYTES:
+            yield warning(f"{where} has {size(folder.free_bytes)} left: {mend}")
+
+
+def _caches(one: Health) -> Found:
+    for folder in one.folders:
+        if not folder.is_writable:
+            yield warning(
+                f"{folder.path} ({folder.use}) cannot be written by this user: correct its owner, or name "
+                "another directory"
+            )
+
+
+def _noexec(one: Health) -> Found:
+    for folder in one.folders:
+        if not folder.runs_code and folder.use != "log files":
+            yield warning(
+                f"{folder.path} ({folder.use}) is mounted noexec, compiled kernels cannot be loaded from "
+                "there: set TMPDIR and TRITON_CACHE_DIR to another directory"
+            )
+
+
+def _tmpdir(one: Health) -> Found:
+    if one.lost_tmpdir:
+        yield warning(
+            f"TMPDIR={one.lost_tmpdir} is no directory that this user can write to, so others are used: make "
+            "it on every host, or unset it"
+        )
+
+
+def _locks(one: Health) -> Found:
+    for path in one.locks:
+        yield error(
+            f"{path} is a lock whose owner is gone, and a compile would wait for it for ever: remove it"
+        )
+
+
+def _sockets(one: Health) -> Found:
+    variables = dict(one.variables)
+    if not one.interfaces:
+        return
+    up = [face.name for face in one.interfaces if face.is_up and face.addresses]
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        value = variables.get(name, "")
+        if not value or _matches(name, value, up):
+            continue
+        have = ", ".join([one for one in up if one != "lo"][:6]) or "only lo"
+        yield error(
+            f"{name}={value} is no interface with an address here: correct or unset it, there is {have}"
+        )
+
+
+def _matches(variable: str, value: str, names: list[str]) -> bool:
+    """NCCL takes prefixes, ``=`` before exact names and ``^`` before excluded ones; the others take names."""
+    if not variable.startswith("NCCL"):
+        return all(word in names for word in value.split(","))
+    is_excluding, rest = value.startswith("^"), value.lstrip("^")
+    is_exact, rest = rest.startswith("="), rest.lstrip("=")
+    words = [word for word in rest.split(",") if word]
+    hits = [name for name in names if any(name == w if is_exact else name.startswith(w) for w in words)]
+    return len(hits) < len(names) if is_excluding else bool(hits)
+
+
+def _loopback(one: Health) -> Found:
+    if any(face.name == "lo" and not face.is_up for face in one.interfaces):
+        yield error(
+            "the interface lo is down, and processes of one host meet through it: ip link set lo up (as root)"
+        )
+
+
+def _own_name(one: Health) -> Found:
+    if not one.peers or "GLOO_SOCKET_IFNAME" in dict(one.variables):
+        return
+    mend = "correct /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that reaches the others"
+    found = one.name_addresses
+    if not found:
+        yield warning(f"its own name {one.name} has no address, and gloo asks for it: {mend}")
+    elif not one.name_is_own:
+        yield error(f"its own name {one.name} is the address of another machine ({found[0]}): {mend}")
+    elif all(address.startswith("127.") or address == "::1" for address in found):
+        yield warning(f"its own name {one.name} is {found[0]}, where other hosts do not reach gloo: {mend}")
+
+
+def _proxies(one: Health) -> Found:
+    name, hosts = unproxied(dict(one.variables), one.peers)
+    if hosts:
+        yield warning(
+            f"{name} is set, and no_proxy leaves out {', '.join(hosts[:4])}: connections between the hosts "
+            "may go to the proxy; add the hosts to no_proxy"
+        )
+
+
+def _kernel(one: Health) -> Found:
+    for name, why in one.kernel:
+        if why and name != "cgroup":
+            yield warning(
+                f"the kernel does not offer {name} ({why}), so starts and ends are slower: use Linux 5.9 or "
+                "later, or let the container's seccomp profile pass it"
+            )
+
+
+def _slow_settings(one: Health) -> Found:
+    variables = dict(one.variables)
+    for name in ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
+        if variables.get(name, "0").strip() not in ("", "0"):
+            yield warning(f"{name}={variables[name]} makes training much slower: unset it after debugging")
+    if one.has_rdma and variables.get("NCCL_IB_DISABLE", "0").strip() == "1":
+        yield warning("NCCL_IB_DISABLE=1 keeps NCCL from the InfiniBand adapters: unset it")
+    if variables.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        yield warning("TORCH_DISTRIBUTED_DEBUG=DETAIL makes training slower: unset it after debugging")
+
+
+def _preloads(one: Health) -> Found:
+    for path in one.missing_preloads:
+        yield warning(f"LD_PRELOAD names {path}, which does not exist: correct or unset it")
+
+
+def _shadows(one: Health) -> Found:
+    for path in one.shadows:
+        yield error(f"{path} hides the module that torch imports by this name: rename the file")
+
+
+def _meeting(one: Health) -> Found:
+    look = one.meeting
+    if look is None:
+        return
+    where, option = f"{look.name} port {look.port}", look.option
+    if not look.addresses:
+        yield error(f"{look.name} has no address here: check the name or give an address with {option}")
+    elif look.is_first and not look.is_own:
+        yield error(
+            f"{look.name} ({look.addresses[0]}) is not this machine, where node 0 listens: correct {option}"
+        )
+    elif look.is_own and look.holder and not look.is_first:  # for node 0 its plan says so
+        text = f"port {look.port} is taken by {look.holder}: end it, or choose another port on every node"
+        yield warning(text)
+    elif all(one.startswith("127.") or one == "::1" for one in look.addresses):
+        yield error(
+            f"{look.name} is this machine itself on every node: give {option} an address that all can reach"
+        )
+    elif look.answer in ("silent", "unreachable"):
+        what = "does not answer" if look.answer == "silent" else "cannot be reached"
+        yield error(f"{where} {what}: check the address, the route and the firewall of node 0")
+
+
+HOST_CHECKS: Mapping[str, Callable[[Health], Found]] = {
+    "interpreter": _interpreter,
+    "torch": _torch,
+    "torch-build": _torch_build,
+    "device-mask": _mask,
+    "workers": _slots,
+    "driver": _driver,
+    "uvm": _uvm,
+    "leftovers": _leftovers,
+    "shared-memory": _shared_memory,
+    "open-files": _open_files,
+    "processes": _tasks,
+    "memory": _memory,
+    "address-space": _address_space,
+    "locked-memory": _locked_memory,
+    "cpus": _cpu_share,
+    "threads": _threads,
+    "governor": _governor,
+    "disk": _disks,
+    "cache-owner": _caches,
+    "noexec": _noexec,
+    "tmpdir": _tmpdir,
+    "stale-lock": _locks,
+    "socket-interface": _sockets,
+    "loopback": _loopback,
+    "own-name": _own_name,
+    "proxy": _proxies,
+    "kernel": _kernel,
+    "slow-settings": _slow_settings,
+    "preload": _preloads,
+    "shadowed-module": _shadows,
+    "meeting-point": _meeting,
+}
+"""The checks of one host, by name."""
+
+
+def find_on_host(one: Health) -> list[Symptom]:
+    """What is wrong on a host."""
+    return [Symptom(level, name, text) for name, check in HOST_CHECKS.items() for level, text in check(one)]

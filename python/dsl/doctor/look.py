@@ -1,0 +1,339 @@
+"""Looks at this host for the doctor: facts, no judgement. Starts nothing, changes nothing."""
+
+from __future__ import annotations
+
+import os
+
+from dsl.doctor import processes
+from dsl.doctor.proxies import PROXIES
+from dsl.forkserver.guess import TORCH_PACKAGES, find_imports, package_of
+from dsl.machine.cgroups import room_left
+from dsl.machine.kernel_files import list_names, read_fact
+from dsl.machine.programs import read_constants
+from dsl.model.health import Directory, Health, Interface
+from dsl.plan.environ import inherited_environment
+from dsl.plan.program import interpreter_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from dsl.facts import Facts
+    from dsl.model.job import Flavour, Job
+    from dsl.model.request import OutputRequest, Program
+
+INTERPRETER_S = 5.0
+"""An interpreter gets this long to say its version."""
+
+LARGEST_SCRIPT = 1 << 20
+"""Most bytes of a script that are read."""
+
+MOST_LOCKS = 8
+"""Stale locks that are named."""
+
+ASK = """
+import sys
+sys.path[:] = [one for one in sys.path if one]
+from importlib.util import find_spec
+found = find_spec("torch")
+places = found.submodule_search_locations if found else None
+print(sys.version.split()[0])
+print(next(iter(places), "") if places else "")
+"""
+"""Makes an interpreter print its version and the folder of its torch, without an import of torch."""
+
+STEERING = ("NCCL_", "GLOO_", "TP_", "TORCH_NCCL_", "UCX_", "FI_")
+"""Prefixes of variables that steer how hosts talk."""
+OTHERS = ("OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG", "no_proxy", "NO_PROXY")
+
+HIDDEN_BY_FILES = frozenset(
+    {
+        *("torch", "numpy", "deepspeed", "random", "types", "logging", "queue", "copy", "enum", "inspect"),
+        *("socket", "signal", "json", "tempfile", "typing", "typing_extensions", "threading", "pickle"),
+        *("multiprocessing", "dataclasses", "functools", "collections", "operator", "warnings", "weakref"),
+        *("string", "struct", "select", "subprocess", "platform", "numbers", "contextlib", "importlib"),
+    }
+)
+"""Modules that torch imports: a file of such a name beside the script takes the place of one."""
+
+
+def look_here(
+    job: Job, environ: Mapping[str, str], facts: Facts, *, node_rank: int, workers: int, cwd: str
+) -> Health:
+    """Look at this host for its part of a job. ``cwd``: where the job runs. Raises nothing."""
+    inherited = inherited_environment(job, environ)
+    others = [host.name for place, host in enumerate(job.hosts) if place != node_rank]
+    spans = others or ([job.meeting.address] if job.node_count > 1 and job.meeting.address else [])
+    name = facts.names.host
+    named = facts.network.resolve(name) if spans else ()
+    return Health(
+        workers=workers,
+        peers=tuple(spans),
+        name=name,
+        name_addresses=named,
+        name_is_own=any(map(facts.network.is_own, named)),
+        interfaces=interfaces(),
+        slots_named=bool(job.hosts),
+        **_of_program(job.program, job.flavour, inherited, facts, cwd),
+        **_of_devices(job.accelerator, inherited, facts),
+        **_of_limits(facts),
+        **_of_folders(job.output, inherited, facts, cwd),
+        variables=_variables(inherited),
+        missing_preloads=_missing_preloads(inherited),
+        kernel=_kernel(),
+    )
+
+
+# ---------------------------------------------------------------------- the program
+
+
+def _of_program(
+    program: Program, flavour: Flavour, environ: Mapping[str, str], facts: Facts, cwd: str
+) -> dict[str, Any]:
+    if program.kind not in ("script", "module"):
+        return {}
+    python = interpreter_of(flavour, environ, facts.names.executable)
+    version, torch = _ask_interpreter(python, environ, cwd)
+    found: dict[str, Any] = {"python": python, "python_version": version}
+    if torch:
+        said = read_constants(os.path.join(torch, "version.py"), ("__version__", "cuda", "hip"))
+        found |= {
+            "torch": said.get("__version__") or "of an unknown version",
+            "torch_build": said.get("cuda") or said.get("hip") or "",
+        }
+        if "cuda" not in said:  # a build of somebody's own: nothing is known about it
+            found["torch_build"] = found["torch_build"] or "unknown"
+    path = os.path.join(cwd, program.script)
+    if program.kind == "script" and os.path.isfile(path):
+        found |= _of_script(path)
+    return found
+
+
+def _ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> tuple[str, str]:
+    """The version of an interpreter, empty if it does not run, and the folder of its torch."""
+    from subprocess import DEVNULL, PIPE, SubprocessError, run
+
+    try:
+        answer = run(
+            [python, "-c", ASK],
+            cwd=cwd if os.path.isdir(cwd) else None,
+            env=dict(environ),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            timeout=INTERPRETER_S,
+            check=True,
+        )
+    except (OSError, ValueError, SubprocessError):
+        return "", ""
+    lines = [*answer.stdout.decode(errors="replace").splitlines(), "", ""]
+    return lines[0], lines[1]
+
+
+def _of_script(path: str) -> dict[str, Any]:
+    from hashlib import sha256
+
+    try:
+        with open(path, "rb") as file:
+            text = file.read(LARGEST_SCRIPT)
+    except OSError:
+        return {}
+    needs_torch = False
+    try:
+        imports = find_imports(text, is_program=True)
+        needs_torch = any(package_of(one.module) in TORCH_PACKAGES for one in imports if not one.is_inner)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass  # another check says so
+    folder = os.path.dirname(path)
+    own = os.path.basename(path)
+    shadows = [
+        one for one in sorted(list_names(folder)) if one != own and one.removesuffix(".py") in HIDDEN_BY_FILES
+    ]
+    hiding = [f"{folder}/{one}" for one in shadows if one.endswith(".py")] if needs_torch else []
+    return {"script": sha256(text).hexdigest()[:16], "needs_torch": needs_torch, "shadows": tuple(hiding)}
+
+
+# ---------------------------------------------------------------------- devices
+
+
+def _of_devices(named: str, environ: Mapping[str, str], facts: Facts) -> dict[str, Any]:
+    from dsl.devices.accelerators import ACCELERATORS
+    from dsl.devices.nproc import count_visible_devices
+    from dsl.errors import DslError
+
+    holders = processes.left_over()
+    if environ.get("DS_ACCELERATOR") == "cpu":
+        return {"accelerator": "cpu", "holders": holders}
+    named = "" if named == "cpu" else named  # the CPU stands in for devices that are hidden, too
+    kind = named or environ.get("DS_ACCELERATOR") or facts.devices.other_name or "cuda"
+    try:
+        count = facts.devices.cuda_count if kind == "cuda" else facts.devices.other_count(kind, environ)
+        visible = count_visible_devices(kind, environ, facts.devices)
+    except (DslError, KeyError):
+        return {"holders": holders}
+    if not count:
+        return {"accelerator": "cpu", "holders": holders}
+    variable = ACCELERATORS[kind].visible_variable
+    mask = f"{variable}={environ[variable]}" if variable in environ else ""
+    found = {"accelerator": kind, "devices": count, "visible": visible, "mask": mask}
+    if kind != "cuda" or not facts.devices.survey.source:
+        return {**found, "holders": holders}
+    return {
+        **found,
+        "device_problems": tuple(facts.devices.survey.problems),
+        "lacks_uvm": os.path.exists("/dev/nvidia0") and not os.path.exists("/dev/nvidia-uvm"),
+        "holders": (*processes.on_devices(count), *holders),
+    }
+
+
+# ---------------------------------------------------------------------- limits
+
+
+def _of_limits(facts: Facts) -> dict[str, Any]:
+    import resource
+
+    def limit(which: int) -> int | None:
+        soft = resource.getrlimit(which)[0]
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    room = room_left()
+    memory = [(room.memory_bytes, room.memory_limit)] if room.memory_bytes is not None else []
+    there = read_fact("/proc/meminfo").partition("MemAvailable:")[2].split()
+    if there and there[0].isdigit():
+        memory.append((int(there[0]) << 10, "this machine"))
+    tasks = [(room.tasks, room.tasks_limit)] if room.tasks is not None else []
+    own = limit(resource.RLIMIT_NPROC)
+    if own is not None and os.geteuid():
+        tasks.append((max(own - processes.count_tasks(os.getuid()), 0), f"ulimit -u ({own})"))
+    least_memory = min(memory, default=(None, ""), key=lambda one: one[0] or 0)
+    least_tasks = min(tasks, default=(None, ""), key=lambda one: one[0] or 0)
+    folder = "/sys/devices/system/cpu/cpu0/cpufreq"
+    governor = f"{read_fact(f'{folder}/scaling_driver')} {read_fact(f'{folder}/scaling_governor')}"
+    return {
+        "open_files": limit(resource.RLIMIT_NOFILE),
+        "locked_bytes": limit(resource.RLIMIT_MEMLOCK),
+        "address_bytes": limit(resource.RLIMIT_AS),
+        "has_rdma": bool(list_names("/sys/class/infiniband")),
+        "tasks_left": least_tasks[0],
+        "tasks_limit": least_tasks[1],
+        "memory_left": least_memory[0],
+        "memory_limit": least_memory[1],
+        "cpus": len(facts.cpus.allowed),
+        "cpu_quota": room.cpus,
+        "governor": governor.strip(),
+    }
+
+
+def _kernel() -> tuple[tuple[str, str], ...]:
+    from dsl._core import kernel_interfaces
+
+    return tuple(kernel_interfaces().items())
+
+
+# ---------------------------------------------------------------------- directories
+
+
+def _of_folders(output: OutputRequest, environ: Mapping[str, str], facts: Facts, cwd: str) -> dict[str, Any]:
+    temp, home = facts.names.temp_dir, facts.files.home or "/"
+    user = environ.get("USER") or environ.get("LOGNAME") or ""
+    extensions = environ.get("TORCH_EXTENSIONS_DIR") or f"{home}/.cache/torch_extensions"
+    logs = output.each_rank_log or output.log_dir
+    places = [("temporary files", temp)]
+    if logs:
+        places.append(("log files", os.path.join(cwd, logs)))
+    for variable, usual in (
+        ("TORCHINDUCTOR_CACHE_DIR", f"{temp}/torchinductor_{user}"),
+        ("TRITON_CACHE_DIR", f"{home}/.triton"),
+        ("TORCH_EXTENSIONS_DIR", extensions),
+    ):
+        if os.path.isdir(path := environ.get(variable) or usual):
+            places.append(("compile cache", path))
+    asked = environ.get("TMPDIR", "")
+    is_lost = bool(asked) and not (os.path.isdir(asked) and os.access(asked, os.W_OK | os.X_OK))
+    try:
+        shm = os.statvfs("/dev/shm")  # noqa: S108  the shared memory itself, where nothing is made
+        memory = {"shm_bytes": shm.f_frsize * shm.f_blocks, "shm_free_bytes": shm.f_frsize * shm.f_bavail}
+    except OSError:
+        memory = {}
+    return {
+        "folders": tuple([one for use, path in places if (one := _folder(use, path))]),
+        "lost_tmpdir": asked if is_lost else "",
+        "locks": processes.unheld(_batons(extensions)),
+        **memory,
+    }
+
+
+def _folder(use: str, path: str) -> Directory | None:
+    """Facts about a directory, or about the first existing one above it."""
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return Directory(
+        use,
+        path,
+        found.f_frsize * found.f_bavail,
+        found.f_favail if found.f_files else None,
+        runs_code=not found.f_flag & os.ST_NOEXEC,
+        is_writable=use != "compile cache" or os.access(path, os.W_OK | os.X_OK),
+    )
+
+
+def _batons(folder: str) -> list[str]:
+    """Lock files of torch's C++ extensions: ``VERSION/NAME/lock``, or ``NAME/lock``.
+
+    torch waits as long as such a file exists (`torch.utils.file_baton`). The locks of Inductor and Triton end
+    with their processes.
+    """
+    found = []
+    for name in list_names(folder)[:100]:
+        one = f"{folder}/{name}"
+        found += [one, *[f"{one}/{inner}" for inner in list_names(one)[:200]]]
+    locks = [f"{path}/lock" for path in found]
+    return [path for path in locks if os.path.isfile(path)][:MOST_LOCKS]
+
+
+# ---------------------------------------------------------------------- network and variables
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """The network interfaces of this machine; none if psutil is not installed."""
+    try:
+        import psutil
+    except ImportError:
+        return ()
+    import socket
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    try:
+        states, entries = psutil.net_if_stats(), psutil.net_if_addrs()
+    except OSError:
+        return ()
+    return tuple(
+        [
+            Interface(
+                name,
+                state.mtu,
+                state.isup,
+                tuple([one.address for one in entries.get(name, ()) if one.family in families]),
+            )
+            for name, state in states.items()
+        ]
+    )
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Variables that the checks read. A proxy's address may hold a password: only its presence is kept."""
+    names = [name for name in environ if name.startswith(STEERING) or name in OTHERS]
+    kept = [(name, environ[name]) for name in sorted(names)]
+    both = [name for word in PROXIES for name in (word, word.upper()) if environ.get(name)]
+    return (*kept, *[(name, "set") for name in both])
+
+
+def _missing_preloads(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Paths of LD_PRELOAD that do not exist. Words without a slash are found by the loader."""
+    words: Sequence[str] = environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return tuple([word for word in words if "/" in word and "$" not in word and not os.path.exists(word)])
