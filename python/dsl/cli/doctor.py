@@ -48,7 +48,7 @@ def examine(request: Request, facts: Facts, reach: Callable[[JobPlan], int]) -> 
         job = Job(flavour, request.program, MeetingPoint("alone", "", None), output=request.output)
         planned = JobPlan(job, 0)
     if planned.remote is not None:
-        remote = replace(planned.remote, per_node=True, is_elastic=False, checks=True)
+        remote = replace(planned.remote, per_node=True, least_nodes=0, checks=True)
         return reach(replace(planned, remote=remote))
     notices = planned.notices
     workers = 1

@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 TRY_S = 8.0
 """Members get so long to try the ways to the others."""
 
-LATE_S = 10.0
+LATE_S = 20.0
 """When one host has looked, the others get so long."""
 
 FAREWELL_S = 3.0
 """Members get so long to end."""
+
+
+LATE = (
+    "has not answered in time: look whether it hangs, and whether `ssh HOST true` does; if that hangs, too, "
+    "large packets may be lost on the way (MTU)"
+)
+"""What is said of a host that does not answer."""
 
 
 class Examination:
@@ -181,7 +188,7 @@ class Examination:
             if self._is_trying and place in self._asked - self._tried:
                 self._fail(place, "has not answered any more")
             elif host.checked is None:
-                self._fail(place, "has not answered in time, look there for what keeps it")
+                self._fail(place, LATE)
         return self._go_on()
 
     # ------------------------------------------------------------------ what follows
