@@ -7,9 +7,9 @@ import time
 
 from dsl import __version__
 from dsl.cli.command import Command
-from dsl.cli.show import show_text
 from dsl.lists import quote
 from dsl.observe.jobs import running_jobs
+from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

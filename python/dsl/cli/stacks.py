@@ -6,12 +6,12 @@ import argparse
 
 from dsl import __version__
 from dsl.cli.command import Command
-from dsl.cli.show import show_text
 from dsl.errors import DslError, JobFormatError
 from dsl.model.codec import to_plain
 from dsl.model.observation import NodeStacks
 from dsl.observe.explain import explain
 from dsl.observe.jobs import find_job, running_jobs
+from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
