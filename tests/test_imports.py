@@ -22,18 +22,8 @@ ROOMS = (
     *("errors", "_record", "_own_process", "lists", "printable", "signals"),
     *("elasticity", "model", "resources", "machine"),
     *("devices", "facts", "forkserver", "binding", "output", "rendezvous", "plan", "launchers", "control"),
-    *(
-        "doctor",
-        "conductor",
-        "observe",
-        "report",
-        "evidence",
-        "spec",
-        "agent",
-        "functions",
-        "autotune",
-        "cli",
-    ),
+    *("doctor", "conductor", "observe", "report", "evidence", "spec", "agent", "functions", "autotune"),
+    "cli",
     *("__main__", "node", "fanout", "run", "launch", "runner"),
 )
 # The package's own face hands out the extension's names, and is imported by all.

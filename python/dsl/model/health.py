@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.judgement import Moment
-from dsl.model.request import Count, Port, Shown
+from dsl.model.request import Count, Moment, Port, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
