@@ -56,11 +56,11 @@ def hangs(pid: int, kind: str) -> bool:
         return True
 
 
-def ask(dsl: Path, job: Job, *options: str) -> tuple[str, float]:
+def ask(dsl: Path, job: Job) -> tuple[str, float]:
     """What `dsl-stacks` prints, and how long that takes."""
     begin = time.monotonic()
     result = subprocess.run(
-        [str(dsl.with_name("dsl-stacks")), str(job.guard), *options],
+        [str(dsl.with_name("dsl-stacks")), str(job.guard)],
         capture_output=True,
         text=True,
         check=False,
