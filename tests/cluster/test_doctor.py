@@ -237,6 +237,22 @@ def test_a_port_that_is_held_is_named_with_its_holder(hosts: Cluster, doctor: Do
     assert "choose another with --master_port" in text
 
 
+def test_the_clocks_of_all_hosts_are_compared(
+    hosts: Cluster, dsl_command: Path, tmp_path: Path, pdsh: dict[str, str], launcher: str
+) -> None:
+    """All hosts here have one clock, so the doctor is told to mind no difference at all."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts.names))
+    strict = "import sys; from dsl.control import checks; checks.MOST_SKEW_NS = -10**12; "
+    code = f"{strict} from dsl.cli.deepspeed import main; sys.exit(main(sys.argv[1:]))"
+    words = ["--doctor", "-H", "hosts", "--launcher", launcher, "train.py"]
+    result = hosts[0].run([sys.executable, "-c", code, *words], env={**pdsh, **ENV}, cwd=str(tmp_path))
+    assert result.returncode == 1
+    for name in hosts.names:
+        assert f"the clock of host {name} is 0.0 s " in result.stdout
+    assert "let NTP set both [clocks]" in result.stdout
+
+
 def test_a_host_that_is_down_does_not_hide_what_others_say(hosts: Cluster, doctor: Doctor) -> None:
     hosts[2].crash()
     code, text = doctor(script="missing.py")

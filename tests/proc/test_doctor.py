@@ -8,13 +8,16 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dsl.doctor.processes import command_of as read_command
+from dsl.doctor.processes import on_devices
 from dsl.doctor.ways import BULK, Porch, knock, try_ways
 from dsl.machine.cgroups import Room, room_left
-from dsl.model.health import Target, Way
+from dsl.model.health import Holder, Target, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,6 +199,21 @@ def test_a_port_that_is_held_is_named_with_its_holder(machine: Machine) -> None:
         code, text = machine.doctor(*words)
     assert code == 2
     assert "10.99.0.1 (10.99.0.1) is not this machine, where node 0 listens: correct --master-addr" in text
+
+
+def test_a_process_on_a_device_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the driver's answers, of which a monitor's small share is left out."""
+    own, parent = SimpleNamespace(pid=os.getppid(), usedGpuMemory=30 << 30), read_command(os.getppid())
+    monitor = SimpleNamespace(pid=1, usedGpuMemory=9 << 20)
+    driver = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetComputeRunningProcesses=lambda number: [own, monitor] if number else [],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    assert on_devices(2) == (Holder(os.getppid(), parent, "GPU 1 (30720 MB)"),)
 
 
 def test_control_groups_of_both_versions_are_read(tmp_path: Path) -> None:
