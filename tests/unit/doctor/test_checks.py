@@ -67,6 +67,7 @@ HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "as many workers as devices",
     ),
     ("driver", {"device_problems": ("the GPU is lost, reset it",)}, "error", "reset it"),
+    ("driver", {"device_problems": ("pynvml is not installed, install it",)}, "warning", "install it"),
     ("uvm", {"lacks_uvm": True}, "error", "nvidia-modprobe"),
     ("leftovers", {"holders": (Holder(12, "python old.py", "GPU 0 (30 GB)"),)}, "warning", "kill 12"),
     ("leftovers", {"holders": (Holder(12, "python old.py", ""),)}, "warning", "kill 12"),
