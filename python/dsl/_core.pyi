@@ -584,6 +584,12 @@ class Supervisor:
         """Remove the socket. Those who have called keep their connections."""
     def pids(self) -> list[int]:
         """Pids of the group's workers, by index; 0 for a worker that does not run."""
+    def last_lines(self) -> dict[int, bytes]:
+        """The last line of each worker that has written one to a `Stdio.log` stream, by its index.
+
+        At most the last KiB of a line. What a worker has said before the first call is known only if it came
+        through the stream that its stderr goes to. Without an answer in a second it is empty: a disk is slow.
+        """
     def wake(self) -> None:
         """Make a `wait` in another thread return an empty list at once; without one, the next `wait`.
 

@@ -1,5 +1,7 @@
 //! The supervisor: every method converts its arguments, releases the interpreter, and calls the engine.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -158,6 +160,16 @@ impl Supervisor {
     fn pids(&self, py: Python<'_>) -> PyResult<Vec<i32>> {
         let handle = self.handle()?;
         py.detach(|| handle.pids()).map_err(to_python)
+    }
+
+    /// The last line of each worker whose output the engine passes on, by index.
+    fn last_lines(&self, py: Python<'_>) -> PyResult<HashMap<usize, Cow<'static, [u8]>>> {
+        let handle = self.handle()?;
+        let lines = py.detach(|| handle.last_lines()).map_err(to_python)?;
+        Ok(lines
+            .into_iter()
+            .map(|(worker, line)| (worker, Cow::Owned(line)))
+            .collect())
     }
 
     /// Make the present or the next wait return an empty list.

@@ -11,7 +11,7 @@ use crate::bell::Bell;
 use crate::error::Error;
 use crate::forkserver::Patience;
 use crate::guard::Agent;
-use crate::mux::{Consoles, Flushed};
+use crate::mux::{Consoles, Flushed, LastLines};
 use crate::os::spawn_quiet_with;
 use crate::spec::{Console, LaunchSpec};
 use crate::supervisor::{Callers, Supervisor};
@@ -21,6 +21,9 @@ mod news;
 
 pub use news::Waited;
 use news::{News, held_up_pipes};
+
+/// How long a caller waits for the last lines.
+const LINES_WAIT: Duration = Duration::from_secs(1);
 
 enum Command {
     Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
@@ -32,6 +35,7 @@ enum Command {
     TakeCallers(Sender<Vec<OwnedFd>>),
     Unlisten(Sender<()>),
     Pids(Sender<Vec<i32>>),
+    LastLines(Sender<LastLines>),
     Close,
 }
 
@@ -121,6 +125,15 @@ impl Handle {
     /// Pids of the group's workers, by index; 0 for a worker that does not run.
     pub fn pids(&self) -> Result<Vec<i32>, Error> {
         self.ask(Command::Pids)
+    }
+
+    /// The last line of each worker whose output we pass on, with the worker's index.
+    ///
+    /// Lines of some streams are kept only from the first call on. Empty if a disk holds up the reading thread.
+    pub fn last_lines(&self) -> Result<Vec<(usize, Vec<u8>)>, Error> {
+        let (report, answer) = channel();
+        self.send(Command::LastLines(report))?;
+        Ok(answer.recv_timeout(LINES_WAIT).unwrap_or_default())
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Error> {
@@ -286,6 +299,7 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
             Ok(Command::Pids(report)) => {
                 let _ = report.send(supervisor.pids());
             }
+            Ok(Command::LastLines(report)) => supervisor.last_lines(report),
             Ok(Command::Close) | Err(TryRecvError::Disconnected) => return false,
             Err(TryRecvError::Empty) => return true,
         }

@@ -8,6 +8,7 @@
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -77,12 +78,16 @@ pub(crate) struct Outcome {
     pub(crate) shown_since: Option<u64>,
 }
 
+/// The last line of each worker that has written one, with the index of the worker.
+pub(crate) type LastLines = Vec<(usize, Vec<u8>)>;
+
 enum Order {
     Reopen,
     Interrupt,
     Resize {
         from_terminal: bool,
     },
+    LastLines(Sender<LastLines>),
     Finish(Finish),
     #[cfg(test)]
     Panic,
@@ -195,6 +200,11 @@ impl Mux {
     /// The argument of [`Mux::resize`], once the workers' terminals have the new size.
     pub(crate) fn take_resized(&self) -> Option<bool> {
         self.link.mailbox().resized.take()
+    }
+
+    /// Sends the last lines of the workers. Of a stream whose end is not kept, they are known from the first call on.
+    pub(crate) fn last_lines(&self, report: Sender<LastLines>) {
+        self.order(Order::LastLines(report));
     }
 
     /// Reads what the streams still hold, shows and writes it, and ends the thread. The outcome appears when that is

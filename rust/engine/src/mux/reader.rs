@@ -1,5 +1,6 @@
 //! The reading thread.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,13 +19,15 @@ use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
 use crate::mux::search::{Lines, Search};
 use crate::mux::side::{Fate, LastWait, Side};
-use crate::mux::{BELL, Finish, LAST_OUTPUT, LastWord, Link, Order, Outcome, Stream, terminal};
+use crate::mux::{BELL, Finish, LAST_OUTPUT, LastLines, LastWord, Link, Order, Outcome, Stream, terminal};
 use crate::spec::{Console, LogOptions};
 
 /// Bytes read from one stream before the next gets its turn.
 const READ_BYTES: usize = 64 * 1024;
 /// Bytes of a stream that are kept for the report of a failure.
 const TAIL_BYTES: usize = 16 * 1024;
+/// Bytes of any other stream that are kept for its last line, once somebody looks.
+const LINE_BYTES: usize = 1024;
 /// How long we gather ends of streams before we look again.
 const FLOCK: Duration = Duration::from_millis(5);
 /// How often we look at paused streams when the bell does not ring.
@@ -74,6 +77,10 @@ struct Feed {
     prefix: Vec<u8>,
     file: Option<LogFile>,
     tail: Option<Ring>,
+    /// The last bytes of a stream without `tail`, while somebody looks.
+    said: Option<Ring>,
+    /// When it was last read, as a count of reads.
+    read_at: u64,
     /// Index of the side and the stream's number there.
     shown: Option<(usize, usize)>,
     lines: Lines,
@@ -102,6 +109,10 @@ struct Reader {
     paused: Vec<usize>,
     buffer: Vec<u8>,
     next: Option<Instant>,
+    /// Reads so far.
+    reads: u64,
+    /// Somebody has asked for the last lines.
+    is_watched: bool,
 }
 
 impl Reader {
@@ -126,6 +137,8 @@ impl Reader {
             paused: Vec::new(),
             buffer: vec![0; READ_BYTES],
             next: None,
+            reads: 0,
+            is_watched: false,
         }
     }
 
@@ -154,6 +167,10 @@ impl Reader {
                     self.resize();
                     self.link.mailbox().resized = Some(from_terminal);
                     self.link.wake.ring();
+                }
+                Order::LastLines(report) => {
+                    // Fails if whoever asked does not wait any more.
+                    let _ = report.send(self.last_lines());
                 }
                 Order::Finish(finish) => next = Next::Finish(finish),
                 #[cfg(test)]
@@ -216,6 +233,8 @@ impl Reader {
                 .file
                 .map(|(path, file)| LogFile::new(path, file, max_bytes)),
             tail: stream.keeps_tail.then(|| Ring::new(TAIL_BYTES)),
+            said: (self.is_watched && !stream.keeps_tail).then(|| Ring::new(LINE_BYTES)),
+            read_at: 0,
             shown,
             lines: Lines::default(),
             paused: false,
@@ -322,8 +341,10 @@ impl Reader {
         {
             notify(&self.link, file_failed(Some(feed.worker), file.path(), errno));
         }
-        if let Some(tail) = &mut feed.tail {
-            tail.push(data);
+        self.reads += 1;
+        feed.read_at = self.reads;
+        if let Some(end) = feed.tail.as_mut().or(feed.said.as_mut()) {
+            end.push(data);
         }
         feed.lines
             .search(&mut self.searches, feed.kind, &feed.prefix, data);
@@ -451,6 +472,32 @@ impl Reader {
                 Err(_) => return,
             }
         }
+    }
+
+    /// The last line of each worker, from the stream that it wrote to last.
+    fn last_lines(&mut self) -> LastLines {
+        if !std::mem::replace(&mut self.is_watched, true) {
+            for feed in self.feeds.iter_mut().filter(|feed| feed.tail.is_none()) {
+                feed.said = Some(Ring::new(LINE_BYTES));
+            }
+        }
+        let mut latest: BTreeMap<usize, (u64, Vec<u8>)> = BTreeMap::new();
+        for feed in &self.feeds {
+            let Some(end) = feed.tail.as_ref().or(feed.said.as_ref()) else {
+                continue;
+            };
+            let known = latest.get(&feed.worker).map_or(0, |&(read_at, _)| read_at);
+            if feed.read_at > known {
+                let line = end.last_line(LINE_BYTES);
+                if !line.is_empty() {
+                    latest.insert(feed.worker, (feed.read_at, line));
+                }
+            }
+        }
+        latest
+            .into_iter()
+            .map(|(worker, (_, line))| (worker, line))
+            .collect()
     }
 
     fn tail(&self, worker: usize) -> Vec<u8> {

@@ -24,6 +24,23 @@ impl Ring {
         self.bytes.extend(data);
     }
 
+    /// The last line that is not blank, or the end of it: at most `limit` bytes. A carriage return ends a line, too.
+    pub(super) fn last_line(&self, limit: usize) -> Vec<u8> {
+        let is_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
+        let from = self
+            .bytes
+            .iter()
+            .rev()
+            .skip_while(|byte| byte.is_ascii_whitespace());
+        let mut line: Vec<u8> = from
+            .take_while(|byte| !is_end(byte))
+            .take(limit)
+            .copied()
+            .collect();
+        line.reverse();
+        line
+    }
+
     pub(super) fn to_vec(&self) -> Vec<u8> {
         self.bytes.iter().copied().collect()
     }
@@ -34,6 +51,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn the_last_line_is_the_last_one_that_is_not_blank() {
+        for (text, limit, line) in [
+            ("", 9, ""),
+            (" \n\r\n", 9, ""),
+            ("one\ntwo\n", 9, "two"),
+            ("one\ntw", 9, "tw"),
+            ("50%\r60%\r\n \n", 9, "60%"),
+            (" indented\n", 9, " indented"),
+            ("a long line\n", 4, "line"),
+        ] {
+            let mut ring = Ring::new(100);
+            ring.push(text.as_bytes());
+            assert_eq!(ring.last_line(limit), line.as_bytes(), "{text:?}");
+        }
+    }
 
     proptest! {
         #[test]

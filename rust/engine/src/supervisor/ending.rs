@@ -1,10 +1,11 @@
 //! Ends a group: finds and kills the remaining processes, and makes the last event.
 
+use std::sync::mpsc::Sender;
 use std::time::{Instant, SystemTime};
 
 use crate::event::Event;
 use crate::group::{Action, Input};
-use crate::mux::{Finish, Outcome};
+use crate::mux::{Finish, LastLines, Outcome};
 use crate::supervisor::Supervisor;
 use crate::supervisor::job::Job;
 use crate::supervisor::remains::{Group, Remains};
@@ -38,6 +39,14 @@ impl Supervisor {
             pids[index] = pid;
         }
         pids
+    }
+
+    /// Sends the last line of each worker whose output we pass on, from another thread.
+    pub(crate) fn last_lines(&self, report: Sender<LastLines>) {
+        // Without a mux the dropped sender says so.
+        if let Some(mux) = &self.mux {
+            mux.last_lines(report);
+        }
     }
 
     /// Calls `work` with the facts by which the group's remaining processes are found.
