@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dsl.agent.failure_look import FailureLook
     from dsl.agent.views import Elsewhere, Views
     from dsl.model.node import ForkServer, NodePlan
-    from dsl.model.observation import Look, RankStacks
+    from dsl.model.observation import Look, RankStacks, SignalRank
     from dsl.model.outcome import Membership
 
     Policy: TypeAlias = Callable[[History, object, Membership], Decision]
@@ -79,9 +79,9 @@ if TYPE_CHECKING:
 
 
 class Asked:
-    """An event of a channel: the head of the job asks what our workers do. ``reply`` sends an answer."""
+    """An event of a channel: the head of the job asks about our workers. ``reply`` sends an answer."""
 
-    def __init__(self, look: Look, reply: Callable[[object], None]) -> None:
+    def __init__(self, look: Look | SignalRank, reply: Callable[[object], None]) -> None:
         self.look, self.reply = look, reply
 
 
@@ -221,10 +221,10 @@ class Agent:
 
     def _views_of(self, supervisor: Supervisor) -> Views:
         if self._views is None:
-            from dsl.agent.views import Views
+            from dsl.agent.views import State, Views
 
-            def state() -> tuple[NodePlan, History, int]:
-                return self._plan, self._history, self._started_ns
+            def state() -> State:
+                return State(self._plan, self._history, self._started_ns, self._begin_s)
 
             self._views = Views(supervisor, state, self._command_pid, self._elsewhere)
         return self._views

@@ -11,7 +11,7 @@ from dsl.control.checks import meeting_problem
 from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
-from dsl.model.observation import Look
+from dsl.model.observation import Look, SignalRank
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ class Orders:
                 self.meeting = message
             elif isinstance(message, Over):
                 self.judgement = message.judgement
-            elif isinstance(message, Look):
+            elif isinstance(message, (Look, SignalRank)):
                 said[index] = Asked(message, self._conversation.send)
         return said
 

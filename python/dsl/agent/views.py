@@ -10,8 +10,9 @@ import time
 from itertools import count
 
 from dsl import EngineError, __version__
-from dsl._core import vitals
-from dsl._record import replace
+from dsl._record import record, replace
+from dsl.agent.statuses import statuses
+from dsl.devices.gpu_use import GpuUse
 from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
@@ -24,6 +25,9 @@ from dsl.model.observation import (
     NodeStacks,
     NodeStatus,
     RankStatus,
+    Relayed,
+    Signalled,
+    SignalRank,
     gather,
 )
 from dsl.report.speak import complain, say
@@ -33,11 +37,14 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Mapping
     from queue import SimpleQueue
+    from typing import TypeAlias
 
     from dsl import Supervisor
     from dsl.control.hub import Link
     from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.outcome import History
+
+    Question: TypeAlias = Look | SignalRank
 
 MOST_VIEWS = 16
 """Views into a job at a time. Further ones are turned away."""
@@ -50,8 +57,20 @@ SEND_S = 10.0
 ANSWER_S = 8.0
 """How long we wait for the answers of other hosts."""
 CHUNK = 1 << 16
-PART = 1000
-"""Ranks in one message, which may have a mebibyte."""
+
+
+@record
+class State:
+    """Where the job of an agent stands."""
+
+    plan: NodePlan
+    """The plan of the present attempt."""
+    history: History
+    """The attempts before it."""
+    started_ns: int
+    """CLOCK_REALTIME when the first attempt began."""
+    begin_s: float
+    """`time.monotonic` when the present attempt began."""
 
 
 class Elsewhere:
@@ -82,14 +101,14 @@ class Elsewhere:
 
     def hear(self, place: int, message: object) -> bool:
         """Whether a message is the answer of a member to a view; then it is passed on."""
-        if not isinstance(message, (NodeStatus, NodeStacks, Looked)):
+        if not isinstance(message, (Relayed, NodeStacks, Signalled, Looked)):
             return False
         queue = self._answers.get(message.number)
         if queue is not None:
             queue.put((place, message))
         return True
 
-    def look(self, look: Look) -> Iterator[object]:
+    def look(self, look: Question) -> Iterator[object]:
         """Ask all members at once. Returns their answers, as they come, and a `Looked` at last."""
         from queue import SimpleQueue
 
@@ -102,7 +121,7 @@ class Elsewhere:
         return self._answers_of(look, number, queue, missing)
 
     def _answers_of(
-        self, look: Look, number: int, queue: SimpleQueue[tuple[int, object]], missing: set[int]
+        self, look: Question, number: int, queue: SimpleQueue[tuple[int, object]], missing: set[int]
     ) -> Iterator[object]:
         from queue import Empty
 
@@ -127,16 +146,17 @@ class Views:
     def __init__(
         self,
         supervisor: Supervisor,
-        state: Callable[[], tuple[NodePlan, History, int]],
+        state: Callable[[], State],
         command_pid: int,
         elsewhere: Elsewhere | None,
     ) -> None:
-        """``state`` returns the plan of the present attempt, the attempts before it, and the start in ns."""
+        """``state`` returns where the job stands."""
         from threading import Lock
 
         self._supervisor, self._state = supervisor, state
         self._command_pid, self._elsewhere = command_pid, elsewhere
         self._count = 0
+        self._gpus = GpuUse()
         self._lock = Lock()
 
     def welcome(self) -> None:
@@ -146,12 +166,16 @@ class Views:
         for fd in self._supervisor.callers():
             self._begin(self._serve, socket.socket(fileno=fd))
 
-    def answer(self, look: Look, reply: Callable[[object], None]) -> None:
+    def answer(self, look: Question, reply: Callable[[object], None]) -> None:
         """Answer the question of the head of the job."""
 
         def tell() -> None:
             for answer in self._own(look):
-                reply(answer)
+                if isinstance(answer, NodeStatus):
+                    line = to_line(answer).decode("ascii").rstrip("\n")
+                    reply(Relayed(look.number, line))
+                else:
+                    reply(answer)
             reply(Looked(look.number))
 
         self._begin(tell)
@@ -160,7 +184,7 @@ class Views:
         """Tell the user, who has pressed Ctrl-backslash once, what the workers do."""
 
         def tell() -> None:
-            command = self._state()[0].command
+            command = self._state().plan.command
             say(command, "Ctrl-\\: looking at what the workers do; press it again within 5 s to end the job")
             from dsl.observe.explain import explain
 
@@ -191,7 +215,7 @@ class Views:
             except (OSError, EngineError, JobFormatError):
                 return  # the view, or the job, has ended
             except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-                complain(self._state()[0].command, error)
+                complain(self._state().plan.command, error)
             finally:
                 with self._lock:
                     self._count -= 1
@@ -206,10 +230,14 @@ class Views:
     def _serve(self, caller: socket.socket) -> None:
         def send(message: object) -> None:
             caller.settimeout(SEND_S)
-            caller.sendall(to_line(message))
+            if isinstance(message, Relayed):
+                # It stays one line, whatever the other host has sent. The view checks what it says.
+                caller.sendall(message.line.replace("\n", "").encode("ascii", "replace") + b"\n")
+            else:
+                caller.sendall(to_line(message))
 
         send(self._view())
-        lines = Lines(Look, Follow)
+        lines = Lines(Look, SignalRank, Follow)
         while True:
             caller.settimeout(IDLE_S)
             data = caller.recv(CHUNK)
@@ -228,7 +256,7 @@ class Views:
         problem = ""
         if self._elsewhere is not None and self._elsewhere.tee is not None:
             tee = self._elsewhere.tee
-        elif not any(_is_shown(worker) for worker in self._state()[0].workers):
+        elif not any(_is_shown(worker) for worker in self._state().plan.workers):
             problem = (
                 "its workers write past dsl to where it was started, unless you give it --tag-output always"
             )
@@ -240,7 +268,8 @@ class Views:
                 continue
 
     def _view(self) -> JobView:
-        plan, history, started_ns = self._state()
+        state = self._state()
+        plan = state.plan
         elsewhere = self._elsewhere
         words = plan.workers[0].argv[:MOST_WORDS]
         workers, nodes = plan.world_size, 1
@@ -255,15 +284,15 @@ class Views:
             pid=self._command_pid,
             cwd=os.getcwd(),
             host=os.uname().nodename,
-            started_ns=started_ns,
+            started_ns=state.started_ns,
             attempt=plan.attempt,
-            restarts=history.restarts,
+            restarts=state.history.restarts,
             nodes=nodes,
             workers=workers,
             is_whole=elsewhere is not None or plan.world_size == len(plan.workers),
         )
 
-    def _all(self, look: Look) -> Iterator[object]:
+    def _all(self, look: Question) -> Iterator[object]:
         if self._elsewhere is None:
             yield from self._own(look)
             yield Looked(look.number)
@@ -273,22 +302,21 @@ class Views:
             yield from self._own(look)
         yield from others
 
-    def _own(self, look: Look) -> Iterator[object]:
+    def _own(self, look: Question) -> Iterator[object]:
         """What the workers of this node do."""
-        plan = self._state()[0]
-        # Between two attempts there are none.
-        pids = self._supervisor.pids() or [0] * len(plan.workers)
+        state, supervisor = self._state(), self._supervisor
+        plan = state.plan
+        if isinstance(look, SignalRank):
+            if _send_signal(look, plan, supervisor):
+                yield Signalled(look.number)
+            return
         if look.what == "status":
-            found = [
-                RankStatus(worker.rank, worker.local_rank, pid if uses else 0, *(uses or ()))
-                for worker, pid, uses in zip(plan.workers, pids, vitals(pids), strict=False)
-            ]
-            for first in range(0, len(found), PART):
-                part = tuple(found[first : first + PART])
-                yield NodeStatus(look.number, plan.node_rank, plan.host, plan.attempt, part)
+            yield from statuses(look, state, supervisor, self._gpus)
             return
         from dsl.observe.taker import take_stacks
 
+        # Between two attempts there are none.
+        pids = supervisor.pids() or [0] * len(plan.workers)
         ranks = [
             RankStatus(worker.rank, worker.local_rank, pid)
             for worker, pid in zip(plan.workers, pids, strict=False)
@@ -300,3 +328,14 @@ class Views:
 def _is_shown(worker: WorkerPlan) -> bool:
     """Whether dsl shows some output of a worker."""
     return any(route is not None and route.console is not None for route in (worker.stdout, worker.stderr))
+
+
+def _send_signal(asked: SignalRank, plan: NodePlan, supervisor: Supervisor) -> bool:
+    """Whether the worker is one of ours, and still has the pid that the view has seen."""
+    if asked.node_rank != plan.node_rank:
+        return False
+    for index, (worker, pid) in enumerate(zip(plan.workers, supervisor.pids(), strict=False)):
+        if worker.local_rank == asked.local_rank and pid and pid == asked.pid:
+            supervisor.signal(asked.signum, index)
+            return True
+    return False

@@ -10,7 +10,7 @@ from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.health import Health, Target, Way
 from dsl.model.job import Job, Meeting, Notice
 from dsl.model.judgement import FailureCode, Judgement, Report
-from dsl.model.observation import Look, Looked, NodeStacks, NodeStatus
+from dsl.model.observation import Look, Looked, NodeStacks, Relayed, Signalled, SignalRank
 from dsl.model.request import Code, Count, Moment, Port, RankOrNone, Seconds, Shown, Signal
 
 TYPE_CHECKING = False
@@ -212,7 +212,7 @@ class Lost:
 TO_HEAD: Mapping[str, type] = {
     one.__name__: one
     for one in (
-        *(Hello, Checked, WaysTried, Running, Failing, Report, Said, NodeStatus, NodeStacks, Looked),
+        *(Hello, Checked, WaysTried, Running, Failing, Report, Said, Relayed, NodeStacks, Looked, Signalled),
         *(Refused, Bye),
     )
 }
@@ -220,7 +220,7 @@ TO_HEAD: Mapping[str, type] = {
 
 TO_AGENT: Mapping[str, type] = {
     one.__name__: one
-    for one in (Assignment, Meeting, TryWays, Moved, Said, Stop, Forward, Look, Over, Refused)
+    for one in (Assignment, Meeting, TryWays, Moved, Said, Stop, Forward, Look, SignalRank, Over, Refused)
 }
 """The messages that a head may send, by name."""
 

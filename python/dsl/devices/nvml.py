@@ -84,9 +84,9 @@ class Nvml:
 
         ``count``: number of devices. ``device``: label of the device of this number. ``mig``: label of a
         device's instance in this slot. ``uuid``, ``name``, ``address``, ``memory_bytes``, ``free_bytes``,
-        ``numa_nodes``, ``mig_on``, ``mig_slots``, ``gpu_instance``, ``compute_instance``: facts about the
-        device or instance with this label. ``processes``: pid and memory of each process that computes on it;
-        None: unknown memory.
+        ``used_bytes``, ``busy_percent``, ``numa_nodes``, ``mig_on``, ``mig_slots``, ``gpu_instance``,
+        ``compute_instance``: facts about the device or instance with this label. ``processes``: pid and
+        memory of each process that computes on it; None: unknown memory.
 
         Raises:
             NvmlError: there is no answer.
@@ -119,6 +119,8 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "address": ("nvmlDeviceGetPciInfo", lambda answer: _text(answer.busId)),
     "memory_bytes": ("nvmlDeviceGetMemoryInfo", lambda answer: int(answer.total)),
     "free_bytes": ("nvmlDeviceGetMemoryInfo", lambda answer: int(answer.free)),
+    "used_bytes": ("nvmlDeviceGetMemoryInfo", lambda answer: int(answer.used)),
+    "busy_percent": ("nvmlDeviceGetUtilizationRates", lambda answer: int(answer.gpu)),
     "processes": (
         "nvmlDeviceGetComputeRunningProcesses",
         lambda answer: [(int(one.pid), one.usedGpuMemory) for one in answer],

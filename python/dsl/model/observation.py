@@ -2,15 +2,15 @@
 
 A view connects to the socket of the job. The agent there says `JobView` at once. The view sends `Look`; for
 each node that can be seen it gets `NodeStatus` or `NodeStacks`, in several parts if the node has many ranks,
-then `Looked`. The head of a job on several hosts passes a `Look` on to the agents there, which answer in the
-same way, and passes their answers back. A view that says `Follow` gets `Followed`, and from then on the
-output of the job as it is.
+then `Looked`. `SignalRank` is answered with `Signalled`, if the rank is still there, and `Looked`. The head
+of a job on several hosts passes a question on to the agents there, which answer in the same way, and passes
+their answers back. A view that says `Follow` gets `Followed`, and from then on the output of the job.
 """
 
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.model.request import Count, Moment, RankOrNone, Shown
+from dsl.model.request import Count, Moment, RankOrNone, Shown, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Text, as in `dsl.model.request`.
 Sight: TypeAlias = "Literal['status', 'stacks', 'native']"
+Percent: TypeAlias = "Annotated[int, -1, 100]"
 Share: TypeAlias = "Annotated[float, 0, 1_000_000]"
 
 
@@ -60,6 +61,33 @@ class Look:
     """The number of this question, which the answers carry."""
     what: Sight = "status"
     """``status``: figures of the kernel; ``stacks``: what the threads execute; ``native``: C frames, too."""
+
+    with_logs: bool = False
+    """`RankStatus` has the paths of log files, too."""
+
+
+@record
+class SignalRank:
+    """view to agent, head to agents: send a signal to the process group of one worker."""
+
+    number: Count
+    """The number of this question."""
+    node_rank: Count
+    """Number of its node."""
+    local_rank: Count
+    """Its index within its node."""
+    pid: Count
+    """Its pid, as the view knows it: another process in its place gets no signal."""
+    signum: Signal
+    """The signal."""
+
+
+@record
+class Signalled:
+    """agent to view, agent to head: the worker has been sent its signal."""
+
+    number: Count
+    """The number of the question."""
 
 
 @record
@@ -105,6 +133,12 @@ class RankStatus:
     """Number of threads."""
     said: Shown = ""
     """Its last line of output, where dsl has it."""
+    gpu_percent: Percent = -1
+    """Use of its GPU in percent; -1: unknown, or it has none."""
+    gpu_bytes: Moment = 0
+    """Memory that it uses of its GPU; where the driver names no processes, all that is used; 0: none."""
+    log: Shown = ""
+    """Path of its log file on its host; empty: it has none, or nobody has asked."""
 
 
 @record
@@ -121,6 +155,20 @@ class NodeStatus:
     """The attempt that runs there."""
     ranks: tuple[RankStatus, ...]
     """Its workers, by local rank."""
+    restarts: Count = 0
+    """Restarts so far."""
+    age_ms: Moment = 0
+    """Milliseconds since this attempt began there."""
+
+
+@record
+class Relayed:
+    """agent to head: a `NodeStatus` for a view. The head passes it on unread: many come."""
+
+    number: Count
+    """The number of the question."""
+    line: str
+    """The record, as the view reads it."""
 
 
 @record

@@ -10,7 +10,18 @@ from dsl.lists import quote
 from dsl.machine.this_process import socket_folders
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import Follow, Followed, JobView, Look, Looked, NodeStacks, NodeStatus, gather
+from dsl.model.observation import (
+    Follow,
+    Followed,
+    JobView,
+    Look,
+    Looked,
+    NodeStacks,
+    NodeStatus,
+    Signalled,
+    SignalRank,
+    gather,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +45,7 @@ class RunningJob:
         """Raises OSError: no job answers there. Raises JobFormatError: its answer cannot be read."""
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX)
-        self._lines = Lines(JobView, NodeStatus, NodeStacks, Looked)
+        self._lines = Lines(JobView, NodeStatus, NodeStacks, Signalled, Looked)
         self._heard: list[object] = []
         self._number = 0
         try:
@@ -52,10 +63,11 @@ class RunningJob:
             raise JobFormatError("the job has not said what it is")
         return view
 
-    def look(self, what: Sight) -> tuple[list[Any], tuple[str, ...]]:
+    def look(self, what: Sight, *, with_logs: bool = False) -> tuple[list[Any], tuple[str, ...]]:
         """Ask all nodes. Returns their answers by node rank, and the names of hosts that have not answered.
 
-        The answers are `NodeStatus`, or `NodeStacks` unless ``what`` is ``status``.
+        The answers are `NodeStatus`, or `NodeStacks` unless ``what`` is ``status``. ``with_logs``: with the
+        paths of log files.
 
         Raises:
             OSError: the job has ended, or does not answer.
@@ -63,8 +75,21 @@ class RunningJob:
         """
         self._number += 1
         self._socket.settimeout(ANSWER_S)
-        self._socket.sendall(to_line(Look(self._number, what)))
+        self._socket.sendall(to_line(Look(self._number, what, with_logs)))
         return gather(iter(self._next, None))
+
+    def signal(self, node_rank: int, local_rank: int, pid: int, signum: int) -> bool:
+        """Send a signal to the process group of a worker; False: it has ended, or its host does not answer.
+
+        Raises what `look` raises.
+        """
+        self._number += 1
+        self._socket.settimeout(ANSWER_S)
+        self._socket.sendall(to_line(SignalRank(self._number, node_rank, local_rank, pid, signum)))
+        is_sent = False
+        while not isinstance(answer := self._next(), Looked):
+            is_sent |= isinstance(answer, Signalled)
+        return is_sent
 
     def follow(self) -> Iterator[bytes]:
         """The output of the job: the last lines that it has shown, then what it shows, until it ends.
