@@ -9,6 +9,7 @@ from dsl import __version__
 from dsl.cli.command import Command
 from dsl.lists import quote
 from dsl.observe.jobs import running_jobs
+from dsl.observe.table import duration
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
@@ -82,15 +83,6 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     program = " ".join(quote(word) if " " in word else word for word in job["program"])
     state = "running" if not job["attempt"] else f"attempt {job['attempt'] + 1}"
     return (str(job["pid"]), state, duration(age_s), nodes, str(job["ranks"]), str(job["restarts"]), program)
-
-
-def duration(seconds: float) -> str:
-    """A time as ``1d 02:03:04``, ``2:03:04`` or ``3:04``."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d {hours:02}:{minutes:02}:{whole % 60:02}"
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
