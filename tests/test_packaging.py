@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("dsl", "dslrun")
-TOOLS = ("dsl-ssh", "dsl-report", "dsl-elastic", "dsl-ps", "dsl-stacks", "dsl-attach", "dsl-wait")
+TOOLS = ("dsl-ssh", "dsl-report", "dsl-elastic", "dsl-ps", "dsl-top", "dsl-stacks", "dsl-attach", "dsl-wait")
 
 pytestmark = pytest.mark.timeout(900)  # the first build of the extension may happen here
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import signal
+import struct
 import sys
 import termios
 from typing import TYPE_CHECKING
@@ -67,14 +69,26 @@ while True:
 """
 
 
+def _set_size(fd: int, columns: int, rows: int) -> None:
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
 class Terminal:
     """The keyboard and screen side of a terminal whose only job is one command."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], mode: str = "foreground") -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        mode: str = "foreground",
+        size: tuple[int, int] | None = None,
+    ) -> None:
         report_read, report_write = os.pipe()
         order_read, order_write = os.pipe()
         shell, self._keyboard = pty.fork()
         if shell == 0:
+            if size is not None:
+                _set_size(0, *size)
             # Above the small numbers first, so that neither dup2 closes the other's source.
             copies = [os.dup2(fd, 20 + index) for index, fd in enumerate((report_write, order_read))]
             os.dup2(copies[0], 3)
@@ -90,6 +104,10 @@ class Terminal:
         self._reports = b""
         self.is_in_background = mode == "background"
         self.screen = b""
+
+    def set_size(self, columns: int, rows: int) -> None:
+        """Change the size of the terminal."""
+        _set_size(self._keyboard, columns, rows)
 
     def press(self, key: bytes) -> None:
         """Type a key, for instance ``b"\\x03"`` for Ctrl-C, at the job in the foreground."""
@@ -162,10 +180,13 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(
-    command: Sequence[str], environ: Mapping[str, str] | None = None, mode: str = "foreground"
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    mode: str = "foreground",
+    size: tuple[int, int] | None = None,
 ) -> Iterator[Terminal]:
-    """A `Terminal` for the time of a ``with`` block; ``mode`` is one of `MODES`."""
-    made = Terminal(command, {**os.environ, **(environ or {})}, mode)
+    """A `Terminal` for the time of a ``with`` block; ``mode`` is one of `MODES`, ``size`` columns and rows."""
+    made = Terminal(command, {**os.environ, **(environ or {})}, mode, size)
     try:
         yield made
     finally:

@@ -1,0 +1,117 @@
+"""``dsl-top``: a live view of the ranks of a running job, or one table of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from dsl import __version__
+from dsl.cli.command import Command
+from dsl.errors import DslError, JobFormatError, OptionError
+from dsl.observe.jobs import find_job, running_jobs
+from dsl.observe.table import Layout, cells, duration, in_order, make_rows, totals
+from dsl.report.speak import show_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.model.observation import JobView, NodeStatus
+    from dsl.observe.jobs import RunningJob
+
+COMMAND = Command("dsl-top")
+
+REFRESH_S = 2.0
+LEAST_REFRESH_S = 0.2
+MOST_REFRESH_S = 300.0
+ONCE_S = 0.5
+"""How long one table looks at the CPU time."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show a job. The exit code is 0, or 1 for an error; ``argv`` does not include the program's name."""
+    options = make_parser().parse_args(argv)
+    return COMMAND.run(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not LEAST_REFRESH_S <= options.delay <= MOST_REFRESH_S:
+        raise OptionError(f"-d takes {LEAST_REFRESH_S:g} to {MOST_REFRESH_S:g} seconds")
+    is_live = not options.once and sys.stdin.isatty() and sys.stdout.isatty()
+    if is_live:
+        try:
+            from dsl.cli.top_screen import TopApp
+        except ImportError as error:
+            name = (error.name or "").partition(".")[0]
+            if name not in ("textual", "rich"):
+                raise
+            raise DslError(
+                "the live view needs textual: pip install 'dsl[observe]', or give --once for one table"
+            ) from None
+    jobs = running_jobs()
+    if not is_live:
+        return _print_once(find_job(options.job, jobs))
+    # With several jobs the user chooses on the screen.
+    chosen = find_job(options.job, jobs) if options.job or len(jobs) < 2 else None
+    for job in jobs:
+        job.close()
+    return TopApp(options.delay, chosen).run() or 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the options."""
+    from dsl.cli.parser import HelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog=COMMAND.name,
+        usage="%(prog)s [OPTIONS] [JOB]",
+        description="Show what the ranks of a running job do, on all hosts. ? shows the keys.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "job", metavar="JOB", nargs="?", default="", help="pid of the job, as dsl-ps shows it"
+    )
+    parser.add_argument(
+        "-d", "--delay", metavar="SECONDS", type=float, default=REFRESH_S, help="time between two looks (2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print one table, as without a terminal")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit"
+    )
+    return parser
+
+
+def _print_once(job: RunningJob) -> int:
+    try:
+        before, _ = job.look("status")
+        time.sleep(ONCE_S)
+        now, missing = job.look("status")
+    except (OSError, JobFormatError) as error:
+        raise DslError(f"job {job.view.pid} does not answer: {error}") from None
+    rows = in_order(make_rows(statuses(before), statuses(now)), "RANK")
+    texts = [cells(row) for row in rows]
+    width = os.get_terminal_size().columns if sys.stdout.isatty() else None
+    layout = Layout(texts, width)
+    lines = [headline(job.view, statuses(now)), totals(rows)]
+    lines += [f"host {host} has not answered" for host in missing]
+    show_text("\n".join([*lines, layout.title(), *map(layout.line, texts)]))
+    return 0
+
+
+def statuses(answers: Sequence[object]) -> list[NodeStatus]:
+    """The answers to a look at the status."""
+    from dsl.model.observation import NodeStatus
+
+    return [one for one in answers if isinstance(one, NodeStatus)]
+
+
+def headline(view: JobView, nodes: Sequence[NodeStatus]) -> str:
+    """A job in a line."""
+    age = duration(max(time.time() - view.started_ns / 1e9, 0.0))
+    restarts = max([view.restarts, *[node.restarts for node in nodes]])
+    words = [f"job {view.pid}", age, f"{view.workers} ranks on {view.nodes} node{'s' * (view.nodes != 1)}"]
+    words += [] if view.is_whole else ["this node's part"]
+    words += [f"restart{'s' * (restarts != 1)} {restarts}"] if restarts else []
+    return f"{', '.join(words)}: {view.command} {' '.join(view.words)}"

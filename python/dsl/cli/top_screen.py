@@ -1,0 +1,535 @@
+"""The screen of ``dsl-top``. What it shows is made in `dsl.observe.table`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.geometry import Size
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.timer import Timer
+from textual.widgets import Input, OptionList, Static
+
+from dsl._record import replace
+from dsl.cli.top import headline, statuses
+from dsl.errors import JobFormatError
+from dsl.model.observation import NodeStatus
+from dsl.observe.explain import explain
+from dsl.observe.jobs import RunningJob, running_jobs
+from dsl.observe.table import (
+    COLUMNS,
+    Layout,
+    Row,
+    by_host,
+    cells,
+    cut,
+    fold,
+    in_order,
+    make_rows,
+    select,
+    totals,
+)
+from dsl.printable import printable
+from dsl.signals import signal_name
+
+SIGNALS = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGTERM", "SIGSTOP", "SIGCONT", "SIGQUIT", "SIGKILL")
+)
+"""What can be sent to a rank, the harmless ones first."""
+
+LOG_BYTES = 64 << 10
+"""The end of a log file that is shown."""
+
+MESSAGE_S = 6.0
+"""How long a message stays."""
+
+FOOT = "? help  / filter  f fold  h hosts  x stacks  l log  k signal  j jobs  q quit"
+
+HELP = """\
+arrows, page up/down, home, end   move the cursor
+{sorts}
+/        show only rows with a text: part of a rank, host, state or last line
+escape   show all rows again
+f        one row for ranks that do the same, or one for each rank
+h        one row for each host, or one for each rank
+x, enter what the threads of the row's ranks execute
+l        log file of the row's first rank; follows it where this machine can read it
+k        send a signal to the row's rank; you are asked twice
+j        choose another job
+q        quit; the job goes on
+
+CPU% is the use since the last look, 100 is one CPU. In a row of several ranks, figures are means.
+"""
+
+
+class RowsView(ScrollView, can_focus=True):
+    """The lines of the table, of which only the visible ones are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.cursor = 0
+
+    def show(self, lines: list[str], cursor: int) -> None:
+        """Show other lines."""
+        self.lines = lines
+        self.virtual_size = Size(self.size.width, len(lines))
+        self.move_to(cursor)
+
+    def move_to(self, cursor: int) -> None:
+        """Put the cursor on a line, which becomes visible."""
+        self.cursor = max(0, min(cursor, len(self.lines) - 1))
+        height, top = self.size.height, self.scroll_offset.y
+        if height and not top <= self.cursor < top + height:
+            self.scroll_to(y=self.cursor if self.cursor < top else self.cursor - height + 1, animate=False)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """A line of the screen."""
+        index, width = y + self.scroll_offset.y, self.size.width
+        if index >= len(self.lines):
+            return Strip.blank(width, self.rich_style)
+        style = self.rich_style + Style(reverse=True) if index == self.cursor else self.rich_style
+        return Strip([Segment(self.lines[index], style)]).adjust_cell_length(width, style)
+
+    def on_key(self, event: events.Key) -> None:
+        """Move the cursor."""
+        page = max(self.size.height - 1, 1)
+        steps = {"up": -1, "down": 1, "pageup": -page, "pagedown": page}
+        steps |= {"home": -len(self.lines), "end": len(self.lines)}
+        if event.key in steps:
+            self.move_to(self.cursor + steps[event.key])
+            event.stop()
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor where the mouse is."""
+        self.move_to(event.y + self.scroll_offset.y)
+
+
+class TextScreen(ModalScreen[None]):
+    """A text over the table, which escape closes."""
+
+    BINDINGS: ClassVar = [Binding("escape,q", "dismiss", "close")]
+
+    def __init__(self, title: str, text: str = "", read: Callable[[], str] | None = None) -> None:
+        """``read``: gives the text anew every second, and its end is shown."""
+        super().__init__()
+        self._heading, self._body, self._source = title, text, read
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(self._heading, markup=False, classes="heading")
+        with VerticalScroll():
+            yield Static(self._body, markup=False, id="text")
+        yield Static("escape back", markup=False, classes="bar")
+
+    def on_mount(self) -> None:
+        """Begin to follow."""
+        self.query_one(VerticalScroll).focus()
+        if self._source is not None:
+            self._follow()
+            self.set_interval(1.0, self._follow)
+
+    def _follow(self) -> None:
+        assert self._source is not None
+        scroll = self.query_one(VerticalScroll)
+        is_at_end = scroll.scroll_offset.y >= scroll.max_scroll_y
+        self.show(self._source())
+        if is_at_end:
+            scroll.scroll_end(animate=False)
+
+    def show(self, text: str) -> None:
+        """Show another text."""
+        self.query_one("#text", Static).update(text)
+
+
+class ChoiceScreen(ModalScreen[int | None]):
+    """A list; the result is the number of the chosen line, None: nothing was chosen."""
+
+    BINDINGS: ClassVar = [Binding("escape", "dismiss(None)", "back")]
+
+    def __init__(self, title: str, lines: list[str]) -> None:
+        super().__init__()
+        self._heading, self._choices = title, lines
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(self._heading, markup=False, classes="bar")
+        yield OptionList(*self._choices, markup=False)
+        yield Static("enter choose  escape back", markup=False, classes="bar")
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """End with the chosen line."""
+        _ = self.dismiss(event.option_index)
+
+
+class TopApp(App[int]):
+    """The live view of a job."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; }
+    .bar { height: 1; text-style: bold; }
+    .heading { height: auto; text-style: bold; }
+    #about { height: 1; }
+    RowsView { height: 1fr; scrollbar-size-vertical: 1; }
+    ModalScreen { background: $background; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
+    OptionList { height: 1fr; border: none; }
+    """
+    BINDINGS: ClassVar = [
+        Binding("q", "quit", "quit"),
+        Binding("question_mark", "help", "help"),
+        Binding("slash", "filter", "filter"),
+        Binding("escape", "unfilter", "all rows"),
+        Binding("f", "group('fold')", "fold"),
+        Binding("h", "group('hosts')", "hosts"),
+        Binding("x,enter", "stacks", "stacks"),
+        Binding("l", "log", "log"),
+        Binding("k", "signal", "signal"),
+        Binding("j", "jobs", "jobs"),
+        *[Binding(one.key, f"sort('{one.name}')", one.name) for one in COLUMNS],
+    ]
+
+    def __init__(self, refresh_s: float, job: RunningJob | None) -> None:
+        """``job``: whose path and view are used; None: the user chooses."""
+        super().__init__()
+        self._refresh_s = refresh_s
+        self._job = job
+        self._watch: Watch | None = None
+        self._before: list[NodeStatus] = []
+        self._now: list[NodeStatus] = []
+        self._missing: tuple[str, ...] = ()
+        self._end = ""
+        self._rows: list[Row] = []
+        self._sorted_by, self._is_reversed = "RANK", False
+        self._grouped, self._filter = "", ""
+        self._message: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(markup=False, id="head", classes="bar")
+        yield Static(markup=False, id="about")
+        yield Static(markup=False, id="title", classes="bar")
+        yield RowsView()
+        yield Input(placeholder="part of a rank, host, state or line", id="filter")
+        yield Static(FOOT, markup=False, id="foot", classes="bar")
+
+    def on_mount(self) -> None:
+        """Begin to watch the job, or let the user choose."""
+        self.query_one(RowsView).focus()
+        if self._job is None:
+            self.action_jobs()
+        else:
+            self._begin(self._job)
+
+    def on_unmount(self) -> None:
+        """End the connection."""
+        if self._watch is not None:
+            self._watch.end()
+
+    def on_resize(self) -> None:
+        """Fit the table into the terminal, when the widgets have their new sizes."""
+        self.call_after_refresh(self.draw)
+
+    def _begin(self, job: RunningJob) -> None:
+        if self._watch is not None:
+            self._watch.end()
+        self._job, self._before, self._now, self._missing, self._end = job, [], [], (), ""
+        self.draw()
+
+        def tell(work: Callable[[], None]) -> None:
+            if self.is_running:
+                self.call_from_thread(work)
+
+        self._watch = watch = Watch(
+            job.path,
+            self._refresh_s,
+            lambda nodes, missing: tell(lambda: self.take(watch, nodes, missing)),
+            lambda why: tell(lambda: self.take_end(watch, why)),
+        )
+        watch.start()
+
+    def take(self, watch: Watch, nodes: list[NodeStatus], missing: tuple[str, ...]) -> None:
+        """Show what a look has brought."""
+        if watch is self._watch:
+            self._before, self._now, self._missing = self._now, nodes, missing
+            self.draw()
+
+    def take_end(self, watch: Watch, why: str) -> None:
+        """Say that the job has ended. The last state stays."""
+        if watch is self._watch:
+            self._end = why
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the table anew."""
+        if self._job is None or not self.screen_stack:
+            return
+        view = self.screen_stack[0].query_one(RowsView)
+        chosen = self._chosen()
+        rows = make_rows(self._before, self._now)
+        about = totals(rows) if rows else "waiting for the job's answer"
+        if self._missing:
+            about = f"no answer from {', '.join(self._missing)}; {about}"
+        if self._end:
+            about = f"{self._end}, this is the last state: {about}"
+        rows = select(rows, self._filter)
+        rows = fold(rows) if self._grouped == "fold" else by_host(rows) if self._grouped == "hosts" else rows
+        self._rows = in_order(rows, self._sorted_by, is_reversed=self._is_reversed)
+        texts = [cells(row) for row in self._rows]
+        layout = Layout(texts, view.size.width or self.size.width)
+        at = (
+            0
+            if chosen is None
+            else next(
+                (at for at, row in enumerate(self._rows) if _identity(row) == _identity(chosen)), view.cursor
+            )
+        )
+        width = self.size.width
+        self._part("#head").update(cut(headline(self._job.view, self._now), width))
+        self._part("#about").update(cut(about, width))
+        title = layout.title(self._sorted_by, is_reversed=self._is_reversed)
+        self._part("#title").update(title)
+        view.show([layout.line(text) for text in texts], at)
+
+    def _part(self, name: str) -> Static:
+        return self.screen_stack[0].query_one(name, Static)
+
+    def _say(self, text: str) -> None:
+        """Show a message for a while, in place of the keys."""
+        self._part("#foot").update(cut(text, self.size.width))
+        if self._message is not None:
+            self._message.stop()
+        self._message = self.set_timer(MESSAGE_S, self._show_foot)
+
+    def _show_foot(self) -> None:
+        text = f"filter: {self._filter}  escape shows all" if self._filter else FOOT
+        self._part("#foot").update(cut(text, self.size.width))
+
+    def _chosen(self) -> Row | None:
+        cursor = self.screen_stack[0].query_one(RowsView).cursor
+        return self._rows[cursor] if cursor < len(self._rows) else None
+
+    # What the keys do.
+
+    def action_sort(self, name: str) -> None:
+        """Sort by a column; the other way round if the rows are sorted by it."""
+        self._is_reversed = name == self._sorted_by and not self._is_reversed
+        self._sorted_by = name
+        self.draw()
+
+    def action_group(self, how: str) -> None:
+        """Make fewer rows, or one for each rank again."""
+        self._grouped = "" if self._grouped == how else how
+        self.draw()
+
+    def action_filter(self) -> None:
+        """Ask for a text."""
+        field = self.query_one("#filter", Input)
+        field.display = True
+        field.value = self._filter
+        field.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while the user types."""
+        self._filter = event.value
+        self.draw()
+
+    def on_input_submitted(self) -> None:
+        """Go back to the table."""
+        self._close_filter()
+
+    def action_unfilter(self) -> None:
+        """Show all rows."""
+        self._filter = ""
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self.query_one("#filter", Input).display = False
+        self.query_one(RowsView).focus()
+        self._show_foot()
+        self.draw()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        keys = ", ".join(f"{one.key} {one.name}" for one in COLUMNS)
+        _ = self.push_screen(TextScreen("keys", HELP.format(sorts=f"sort, again for the other way: {keys}")))
+
+    def action_jobs(self) -> None:
+        """Choose a job."""
+        jobs = running_jobs()
+        for job in jobs:
+            job.close()
+        if not jobs:
+            self._say("no job of this user runs on this machine")
+            return
+
+        def begin(index: int | None) -> None:
+            if index is not None:
+                self._begin(jobs[index])
+            elif self._job is None:
+                self.exit(0)
+
+        _ = self.push_screen(ChoiceScreen("jobs", [headline(job.view, []) for job in jobs]), begin)
+
+    def action_stacks(self) -> None:
+        """Show what the threads of the row's ranks execute."""
+        row = self._chosen()
+        if row is None:
+            return
+        screen = TextScreen(f"stacks of {cells(row)[0]}", "the hosts take the stacks ...")
+        _ = self.push_screen(screen)
+
+        def ask(job: RunningJob) -> Callable[[], None]:
+            answers, missing = job.look("stacks")
+            nodes = [
+                replace(one, ranks=tuple([rank for rank in one.ranks if rank.rank in row.ranks]))
+                for one in answers
+            ]
+            lines = [*explain(answers, missing)[:1], "", *explain([one for one in nodes if one.ranks])]
+            return lambda: screen.show("\n".join(lines))
+
+        self._ask(ask, screen.show)
+
+    def action_log(self) -> None:
+        """Show the log file of the row's first rank."""
+        row = self._chosen()
+        if row is None:
+            return
+
+        def ask(job: RunningJob) -> Callable[[], None]:
+            rows = make_rows([], statuses(job.look("status", with_logs=True)[0]))
+            path = next(
+                (one.log for one in rows if one.pid == row.pid and one.node_rank == row.node_rank), ""
+            )
+            return lambda: self._show_log(row, path)
+
+        self._ask(ask, self._say)
+
+    def _show_log(self, row: Row, path: str) -> None:
+        name = f"rank {row.ranks[0]} on host {row.hosts[0]}"
+        if not path:
+            self._say(f"{name} has no log file: its output goes to the command's output only")
+            return
+        _ = self.push_screen(TextScreen(f"log of {name}: {path}", read=lambda: _read_end(path, row.hosts[0])))
+
+    def action_signal(self) -> None:
+        """Send a signal to the row's rank, if the user insists."""
+        row = self._chosen()
+        if row is None:
+            return
+        if len(row.ranks) > 1 or not row.pid:
+            self._say("a signal goes to a single rank that runs: choose a row of one rank")
+            return
+        name = f"rank {row.ranks[0]} (pid {row.pid}, host {row.hosts[0]})"
+        names = [signal_name(one) for one in SIGNALS]
+
+        def confirm(index: int | None) -> None:
+            if index is None:
+                return
+
+            def send(answer: int | None) -> None:
+                if answer == 1:
+                    self._ask(lambda job: self._send(job, row, SIGNALS[index], name), self._say)
+
+            words = ["no, send nothing", f"yes, send {names[index]} to {name}"]
+            _ = self.push_screen(ChoiceScreen(f"send {names[index]} to {name}?", words), send)
+
+        _ = self.push_screen(ChoiceScreen(f"signal to {name}", names), confirm)
+
+    def _send(self, job: RunningJob, row: Row, signum: int, name: str) -> Callable[[], None]:
+        is_sent = job.signal(row.node_rank, row.local_rank, row.pid, signum)
+        said = f"{signal_name(signum)} was sent to {name}" if is_sent else f"{name} is not there any more"
+        return lambda: self._say(said)
+
+    def _ask(self, ask: Callable[[RunningJob], Callable[[], None]], fail: Callable[[str], None]) -> None:
+        """Ask the job on a connection of its own, in a thread; then do what follows here."""
+        assert self._job is not None
+        path = self._job.path
+
+        def work() -> None:
+            try:
+                job = RunningJob(path)
+                try:
+                    follow = ask(job)
+                finally:
+                    job.close()
+            except (OSError, JobFormatError) as error:
+                why = f"the job does not answer: {error}"
+
+                def follow() -> None:
+                    fail(why)
+
+            if self.is_running:
+                self.call_from_thread(follow)
+
+        threading.Thread(target=work, daemon=True).start()
+
+
+class Watch(threading.Thread):
+    """Looks at a job again and again. It calls ``take`` with what it finds, and ``fail`` at the end."""
+
+    def __init__(
+        self,
+        path: str,
+        refresh_s: float,
+        take: Callable[[list[NodeStatus], tuple[str, ...]], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        super().__init__(daemon=True)
+        self._path, self._refresh_s, self._take, self._fail = path, refresh_s, take, fail
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """Look until `end`, or until the job has ended."""
+        try:
+            job = RunningJob(self._path)
+            try:
+                while not self._is_over.is_set():
+                    answers, missing = job.look("status")
+                    self._take(statuses(answers), missing)
+                    self._is_over.wait(self._refresh_s)
+            finally:
+                job.close()
+        except JobFormatError as error:
+            self._tell(f"the job's answer cannot be read: {error}")
+        except TimeoutError:
+            self._tell("the job does not answer")
+        except OSError:
+            self._tell("the job has ended")
+
+    def _tell(self, why: str) -> None:
+        if not self._is_over.is_set():
+            self._fail(why)
+
+    def end(self) -> None:
+        """Look no more."""
+        self._is_over.set()
+
+
+def _identity(row: Row) -> tuple[int, int]:
+    return row.node_rank, row.local_rank
+
+
+def _read_end(path: str, host: str) -> str:
+    """The last lines of a log file, for the screen."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0))
+            data = file.read(LOG_BYTES)
+    except OSError as error:
+        return f"it lies on host {host}; this machine cannot read it: {(error.strerror or '').lower()}"
+    return "\n".join(printable(line) for line in data.decode("utf-8", "replace").split("\n"))
