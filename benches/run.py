@@ -35,6 +35,7 @@ from benches import (  # noqa: E402  needs the path above
     scale_rows,
     start_rows,
     torchrun_rows,
+    view_rows,
 )
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
@@ -77,6 +78,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             log_rows.direct(ours),
             log_rows.detection(ours, 50 if options.quick else 200),
         ],
+        "top": lambda: view_rows.top(ours, 4, 256, 10 if options.quick else 30),
         "lines": lambda: [log_rows.every_line(ours, 200, 1_000_000 if options.quick else 10_000_000)],
         "pipes": lambda: log_rows.ordinary_user(ours, 4000),
         "control": lambda: [
