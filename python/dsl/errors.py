@@ -21,6 +21,10 @@ class PidFileError(DslError):
     """The file of ``--save_pid`` exists already or cannot be written."""
 
 
+class EventsFileError(DslError):
+    """The file of ``--events`` cannot be written, or belongs to another user."""
+
+
 class JobFolderError(DslError):
     """The folder of jobs in the background cannot be made or read, or is not for this user alone."""
 

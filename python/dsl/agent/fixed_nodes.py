@@ -76,7 +76,7 @@ class FixedNodes(Hooks):
         listeners = [*own, Reporter(plan, self._node.send), self._node]
         elsewhere = self._node.elsewhere if isinstance(self._node, FirstNode) else None
         channels: list[Channel] = [self._orders, *timers_of(self._planner)]
-        return Crew(listeners, channels, decide, hooks=self, elsewhere=elsewhere)
+        return Crew(listeners, channels, decide, hooks=self, elsewhere=elsewhere, judged=self.judged)
 
     def judged(self) -> Judgement | None:
         """How the job has ended on all nodes, see `Orders.judgement`."""

@@ -18,11 +18,11 @@ from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Show, Speak
 from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import KEY_BYTES, FdStream, allow_connections
-from dsl.control.messages import Assignment, Hello, Lost
+from dsl.control.messages import Assignment, Hello, Lost, Recorded, Refused
 from dsl.errors import LauncherError
 from dsl.launchers.table import BY_SSH
 from dsl.lists import with_port
-from dsl.model.job import Notice
+from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
 from dsl.printable import printable
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
     from dsl.model.outcome import History
     from dsl.model.remote import Remote
+    from dsl.report.recorder import Recorder
 
 ENDING_S = 2.0
 """When all agents have ended, ssh and similar programs that still run get this long to obey SIGTERM."""
@@ -56,13 +57,14 @@ def run_head(
     hub: Hub,
     facts: Facts,
     background: Background | None = None,
+    recorder: Recorder | None = None,
     examined: Sequence[Notice] | None = None,
 ) -> int:
     """Start these programs, conduct the job, and end this process with the job's exit code.
 
-    ``hub``: where the agents will connect. ``background``: see `Session`. ``examined``: what the plan has to
-    say, if the agents only look at their hosts for ``--doctor``; None: they run the job. Returns the exit
-    code only if nothing was started.
+    ``hub``: where the agents will connect. ``background``, ``recorder``: see `Session`. ``examined``: what
+    the plan has to say, if the agents only look at their hosts for ``--doctor``; None: they run the job.
+    Returns the exit code only if nothing was started.
     """
     node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
     allow_connections(len(node_ranks))
@@ -78,6 +80,7 @@ def run_head(
         stderr=facts.console.stderr,
         checks=remote.checks,
         examines=examined is not None,
+        records=recorder is not None,
     )
     terms = reached_terms(job, remote, assignment)
     conductor: Conductor | Examination
@@ -87,12 +90,20 @@ def run_head(
         from dsl.conductor.examination import Examination
 
         conductor = Examination(terms, time.monotonic(), examined)
-    head = Head(job, conductor, Starters(job, starts, node_ranks, facts.environ), hub)
+    head = Head(job, conductor, Starters(job, starts, node_ranks, facts.environ), hub, recorder)
 
     def crew(_plan: NodePlan) -> Crew:
-        return Crew([head], [head], head.decide, hooks=head, routine=True, elsewhere=head.elsewhere)
+        return Crew(
+            [head],
+            [head],
+            head.decide,
+            hooks=head,
+            routine=True,
+            elsewhere=head.elsewhere,
+            judged=lambda: conductor.judgement,
+        )
 
-    return Session(head, crew, background=background).run_guarded()
+    return Session(head, crew, background=background, recorder=recorder).run_guarded()
 
 
 def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str], Pairs]:
@@ -122,8 +133,16 @@ class Head(Hooks):
     max_restarts = 0
     """The programs that reach the hosts are not restarted."""
 
-    def __init__(self, job: Job, conductor: Conductor | Examination, starters: Starters, hub: Hub) -> None:
+    def __init__(
+        self,
+        job: Job,
+        conductor: Conductor | Examination,
+        starters: Starters,
+        hub: Hub,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.job = job
+        self._recorder = recorder
         self.conductor = conductor
         self._starters = starters
         self._hub = hub
@@ -216,12 +235,28 @@ class Head(Hooks):
             return  # this link has not greeted us
         if self.elsewhere.hear(place, message):
             return
+        if self._recorder is not None and self._record(self._recorder, link, message):
+            return
         is_silent = place in self._starters.streams and not self.conductor.has_greeted(place)
         if isinstance(message, Lost) and is_silent:
             return  # its program will end and say why
         if link.clock is not None:
             self.conductor.clocks[place] = link.clock
         self._obey(self.conductor.hear(place, message, time.monotonic()))
+
+    def _record(self, recorder: Recorder, link: Link, message: object) -> bool:
+        """Record what a member says. Whether that is all that has to be done with it."""
+        name = self.conductor.name(link.place)
+        if isinstance(message, Recorded):
+            clock = link.clock
+            recorder.add(message.line, time.time_ns(), None if clock is None else clock.offset_ns)
+        elif isinstance(message, Hello):
+            recorder.membership(joined=[name])
+        elif isinstance(message, Refused):
+            recorder.membership(left=[name], why=message.text)
+        elif isinstance(message, Lost) and not self.conductor.has_said_goodbye(link.place):
+            recorder.membership(left=[name], why=message.reason)
+        return isinstance(message, Recorded)
 
     def _turn_away(self, link: Link) -> None:
         """Refuse an agent whose place does not exist or is taken. The user hears of the first such agent."""
@@ -236,6 +271,8 @@ class Head(Hooks):
         for order in orders:
             if isinstance(order, Send):
                 link = self._links.get(order.place)
+                if self._recorder is not None and isinstance(order.message, Meeting):
+                    self._recorder.meeting(self.conductor.name(order.place), order.message)
                 if link is not None:
                     link.send(order.message)
             elif isinstance(order, Speak):
@@ -245,6 +282,8 @@ class Head(Hooks):
             elif isinstance(order, Explain):
                 for line in verdict(order.judgement)[:1]:
                     self._speak(Notice(order.level, line))
+                    if self._recorder is not None:
+                        self._recorder.restart(line)
             elif isinstance(order, Reach):
                 self._starters.reach(order.place)
             elif isinstance(order, Drop):

@@ -16,7 +16,18 @@ from dsl.agent.preflight import look
 from dsl.agent.session import Crew, Hooks, Session, stay_behind
 from dsl.control.checks import assignment_problem
 from dsl.control.hub import FdStream, Hub, connect
-from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
+from dsl.control.messages import (
+    Assignment,
+    Bye,
+    Hello,
+    Lost,
+    Over,
+    Recorded,
+    Refused,
+    Said,
+    TryWays,
+    WaysTried,
+)
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.launchers.base import FIRST_PLACE, PLACE
@@ -160,7 +171,13 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
         listeners: list[Listener] = [Reporter(plan, head.send), Narrator(plan, HeadSink(head.send))]
         return Crew(listeners, [orders], decide, hooks=head, is_visible=False)
 
-    return Session(part, crew).run_guarded()
+    recorder = None
+    if assignment.records:
+        from dsl.report.recorder import Recorder
+
+        name = assignment.job.hosts[assignment.node_rank].name
+        recorder = Recorder(lambda line: head.send(Recorded(line.decode())), "", name)
+    return Session(part, crew, recorder=recorder).run_guarded()
 
 
 def _be_examined(link: Link, assignment: Assignment, facts: Facts, checked: Checked) -> int:

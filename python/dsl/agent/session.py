@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Outcome
     from dsl.report.narrator import Sink
+    from dsl.report.recorder import Recorder
 
     T = TypeVar("T")
     Notices: TypeAlias = Callable[[NodePlan], Sequence[Notice]]
@@ -81,7 +82,8 @@ class Crew:
     """What takes part in a job beside the engine.
 
     ``routine``: listeners also get starts and clean exits. ``elsewhere``: what views see of other hosts.
-    ``is_visible``: views into the job call here, not at its head.
+    ``is_visible``: views into the job call here, not at its head. ``judged``: how the job has ended, if a
+    conductor judges that.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class Crew:
         routine: bool = False,
         elsewhere: Elsewhere | None = None,
         is_visible: bool = True,
+        judged: Callable[[], Judgement | None] | None = None,
     ) -> None:
+        self.judged = judged
         self.elsewhere = elsewhere
         self.is_visible = is_visible
         self.listeners = listeners
@@ -112,7 +116,7 @@ class Session:
     an error of it ends the launch. ``tell`` gets the plan and these notices: first what is known before
     anything is made, later where files were made. ``preview`` shows the first plan; if it returns true,
     nothing is started. ``stdin_is_terminal``: the worker that reads our stdin gets the terminal.
-    ``background``: where the command has gone, and keeps its exit code.
+    ``background``: where the command has gone, and keeps its exit code. ``recorder`` records what happens.
     """
 
     def __init__(
@@ -125,10 +129,12 @@ class Session:
         preview: Callable[[NodePlan], bool] | None = None,
         stdin_is_terminal: bool = False,
         background: Background | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._source = source
         self._crew = crew
         self._background = background
+        self._recorder = recorder
         self._notices = notices
         self._tell = tell
         self._preview = preview
@@ -217,7 +223,9 @@ class Session:
 
     def _agent(self, plan: NodePlan, crew: Crew, pid: int = 0) -> Agent:
         """``pid``: that of the command; 0: it is this process."""
-        beside = () if self._background is None else (self._background,)
+        beside: list[Listener] = [one for one in (self._background, self._recorder) if one is not None]
+        if self._recorder is not None:
+            self._recorder.judged = crew.judged
         return Agent(
             self._source,
             plan,
@@ -225,7 +233,7 @@ class Session:
             crew.channels,
             policy=crew.policy,
             stdin_is_terminal=self._stdin_is_terminal,
-            routine=crew.routine,
+            routine=crew.routine or self._recorder is not None,
             command_pid=pid or os.getpid() if crew.is_visible else 0,
             elsewhere=crew.elsewhere,
         )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
     from dsl.model.request import Level, ProgramKind, Request
     from dsl.plan.job import JobPlan
+    from dsl.report.recorder import Recorder
 
 STRICT_VARIABLE = "DSL_STRICT"
 """With the value 1: the same as ``--strict``."""
@@ -125,6 +126,15 @@ class Command:
         def tell(notices: Sequence[Notice]) -> None:
             self.show(notices, level)
 
+        recorder: Recorder | None = None
+        if request.events is not None and not show.is_dry:
+            from dsl.report.recorder import record_job
+
+            def warn(text: str) -> None:
+                tell([Notice("warning", text)])
+
+            recorder, _ = record_job(request.events, planned, argv, facts, warn)
+
         def preview(plan: NodePlan) -> bool:
             from dsl.cli.show import show_plan
 
@@ -139,12 +149,13 @@ class Command:
                 preview=preview if show.is_asked else None,
                 stdin_is_terminal=facts.console.stdin_is_terminal,
                 background=background,
+                recorder=recorder,
             )
 
         let_go = (lambda: None) if background is None else background.let_go
         if planned.remote is not None:
             tell(planned.notices)
-            return _start_on_hosts(planned, show, facts, background)
+            return _start_on_hosts(planned, show, facts, background, recorder)
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
             from dsl.agent import fixed_nodes
             from dsl.agent.joining import without_place
@@ -186,7 +197,13 @@ class Command:
         return []
 
 
-def _start_on_hosts(planned: JobPlan, show: ShowRequest, facts: Facts, background: Background | None) -> int:
+def _start_on_hosts(
+    planned: JobPlan,
+    show: ShowRequest,
+    facts: Facts,
+    background: Background | None,
+    recorder: Recorder | None,
+) -> int:
     """Run or examine a job on other hosts, or show how they would be reached.
 
     Raises:
@@ -213,7 +230,7 @@ def _start_on_hosts(planned: JobPlan, show: ShowRequest, facts: Facts, backgroun
         job, remote, facts, is_root=is_root, addresses=addresses, variables=variables, folder=folder
     )
     examined = planned.notices if show.doctor else None
-    return run_head(job, remote, starts, hub, facts, background, examined)
+    return run_head(job, remote, starts, hub, facts, background, recorder, examined)
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:

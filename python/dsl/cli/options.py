@@ -375,6 +375,10 @@ COMMON = {
             OURS, "--stacks-on-failure",
             "when a rank fails, report what the other ranks do before they are stopped, 3 s later at most",
         ),
+        value(
+            OURS, "--events", "FILE", "append what happens to the job to FILE, as lines of JSON",
+            read=filled("the path of a file"),
+        ),
     ),
     "showing the plan": (
         flag(

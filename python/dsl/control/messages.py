@@ -52,6 +52,8 @@ class Assignment:
     """Nodes come and go: the agent may wait long for its first meeting, and any node may be the first."""
     examines: bool = False
     """Nothing is started: the agent looks at its host for ``--doctor``."""
+    records: bool = False
+    """The head records what happens: the agent sends a `Recorded` of each event."""
 
 
 @record
@@ -154,6 +156,14 @@ class Said:
 
 
 @record
+class Recorded:
+    """agent to head: a line of ``--events`` about the agent's host."""
+
+    line: str
+    """JSON (docs/events.md)."""
+
+
+@record
 class Refused:
     """agent to head: the agent cannot start its part. head to agent: the agent is not wanted."""
 
@@ -213,7 +223,7 @@ TO_HEAD: Mapping[str, type] = {
     one.__name__: one
     for one in (
         *(Hello, Checked, WaysTried, Running, Failing, Report, Said, Relayed, NodeStacks, Looked, Signalled),
-        *(Refused, Bye),
+        *(Recorded, Refused, Bye),
     )
 }
 """The messages that an agent may send, by name."""

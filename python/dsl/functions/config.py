@@ -86,7 +86,7 @@ class LaunchConfig:
     ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks use the next
     ports), debug_address (where the debugged workers listen), debug_wait (each worker waits until a debugger
     has attached to it), stacks_on_failure (when a worker fails, report what the others do before they are
-    stopped).
+    stopped), events (a file to which what happens to the job is appended, docs/events.md).
     """
 
     min_nodes: int
@@ -128,6 +128,7 @@ class LaunchConfig:
     debug_address: str = DEFAULT_DEBUG_ADDRESS
     debug_wait: bool = False
     stacks_on_failure: bool = False
+    events: str | None = None
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -198,6 +199,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         role=config.role,
         env=tuple(_variables(config).items()),
         stacks_on_failure=config.stacks_on_failure,
+        events=config.events,
     )
 
 

@@ -155,6 +155,12 @@ def run_request(
     check_program(planned.job.program, planned.job.flavour, environ, option=option)
     with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
         source = _Source(planned, facts, call)
+        recorder = None
+        if request.events is not None:
+            from dsl.report.recorder import record_job
+
+            recorder, file = record_job(request.events, planned, (), facts, lambda text: log("warning", text))
+            stack.callback(file.close)
         others: FixedNodes | TorchNodes | None = None
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
             from dsl.agent.fixed_nodes import FixedNodes
@@ -184,6 +190,7 @@ def run_request(
             tell=lambda plan, notices: _tell(Narrator(plan, sink), notices),
             preview=preview,
             stdin_is_terminal=stdin_is_terminal,
+            recorder=recorder,
         ).run_here(lambda outcome: _conclude(source, outcome, others))
     return results or {}
 

@@ -264,6 +264,8 @@ class Request:
     """The command goes to the background."""
     stacks_on_failure: bool = False
     """When a worker fails, look at what the others execute before they are stopped."""
+    events: str | None = None
+    """File for the events of the job; None: they are not recorded."""
 
 
 @record

@@ -286,7 +286,7 @@ class Narrator:
         last = outcome.last
         if last.is_preempted and self._judged is None:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
-        judgement = self._judged() if self._judged else self._judge(last)
+        judgement = self._judged() if self._judged else judge_attempt(last)
         tell_end(judgement, self.say, lambda: self._say_beside(outcome, judgement))
 
     def _say_beside(self, outcome: Outcome, judgement: Judgement | None) -> None:
@@ -308,31 +308,31 @@ class Narrator:
 
     def _say_headline(self, attempt: AttemptOutcome) -> None:
         """Say in one line why an attempt has failed here."""
-        judgement = self._judge(attempt)
+        judgement = judge_attempt(attempt)
         for line in verdict(judgement)[:1] if judgement is not None else ():
             self.say(line, "error")
 
-    @staticmethod
-    def _judge(attempt: AttemptOutcome) -> Judgement | None:
-        """What follows from the facts about an attempt, if this node is the only one that we know about."""
-        if attempt.report is None:
-            return None
-        from dsl.conductor.judge import Context, judge_alone
 
-        plan, signum = attempt.plan, attempt.ended.stop_signal
-        is_key = any(
-            isinstance(event, SignalReceived) and event.signum == signum and event.from_terminal
-            for event in attempt.news
-        )
-        context = Context(
-            plan.command,
-            signum,
-            is_key=is_key,
-            is_preempted=attempt.is_preempted,
-            preempt_signal=plan.preempt_signal,
-            sees_all=plan.world_size <= len(plan.workers),
-        )
-        return judge_alone(attempt.report, context)
+def judge_attempt(attempt: AttemptOutcome) -> Judgement | None:
+    """What follows from the facts about an attempt, if this node is the only one that we know about."""
+    if attempt.report is None:
+        return None
+    from dsl.conductor.judge import Context, judge_alone
+
+    plan, signum = attempt.plan, attempt.ended.stop_signal
+    is_key = any(
+        isinstance(event, SignalReceived) and event.signum == signum and event.from_terminal
+        for event in attempt.news
+    )
+    context = Context(
+        plan.command,
+        signum,
+        is_key=is_key,
+        is_preempted=attempt.is_preempted,
+        preempt_signal=plan.preempt_signal,
+        sees_all=plan.world_size <= len(plan.workers),
+    )
+    return judge_alone(attempt.report, context)
 
 
 def tell_end(judgement: Judgement | None, say: Callable[[str], None], say_beside: Callable[[], None]) -> None:
