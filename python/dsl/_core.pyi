@@ -220,6 +220,7 @@ class LaunchSpec:
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
         partial_after_s: float | None = 1.0,
         relayed: bool = False,
+        tells_first_output: bool = False,
         inherits: bool = False,
         tells_signals: bool = False,
         import_throttle: int | None = None,
@@ -242,7 +243,8 @@ class LaunchSpec:
         ``partial_after_s``: seconds without output after which an unfinished line is shown, if there is no
         terminal; twice as long if the line goes on (None: never). ``relayed``: the caller reads this
         process's stdout and stderr, and the engine marks there which lines are unfinished
-        for the hub that passes them on (`Hub.relay`).
+        for the hub that passes them on (`Hub.relay`). ``tells_first_output``: a `LogNotice` reports the first
+        output of each worker.
 
         ``tells_signals``: a signal to the job (see `Guard`) has no effect by itself. `SignalReceived` reports
         the signal and the action that it would have had; the caller acts by `Supervisor.signal`, ``stop`` and
@@ -266,6 +268,7 @@ class LaunchSpec:
     line_files: Final[list[tuple[Literal[1, 2], str, list[bytes]]]]
     partial_after_s: Final[float | None]
     relayed: Final[bool]
+    tells_first_output: Final[bool]
     inherits: Final[bool]
     tells_signals: Final[bool]
     import_throttle: Final[int | None]
@@ -456,15 +459,22 @@ class Ended(_Event):
 
 @final
 class LogNotice(_Event):
-    """A problem with output that the engine passes on. The job goes on."""
+    """Something happened to output that the engine passes on. The job goes on."""
 
     kind: Final[
         Literal[
-            "file_failed", "reopen_failed", "bytes_lost", "console_closed", "console_failed", "lines_dropped"
+            "first_output",
+            "file_failed",
+            "reopen_failed",
+            "bytes_lost",
+            "console_closed",
+            "console_failed",
+            "lines_dropped",
         ]
     ]
     """What happened.
 
+    ``first_output``: the first bytes of the worker have come, if `LaunchSpec.tells_first_output` is set.
     ``file_failed``: a log file could not be opened or written (reported once for each file).
     ``reopen_failed``: a log file could not be reopened, so the engine still writes the old one.
     ``bytes_lost``: bytes are missing at the end of a log file. ``console_closed``: no process reads our

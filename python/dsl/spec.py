@@ -21,12 +21,14 @@ def launch_spec(
     *,
     stdin_is_terminal: bool,
     fork_servers: Sequence[int] = (),
+    tells_first_output: bool = False,
 ) -> LaunchSpec:
     """Translate a plan. The only decision here is how to carry out each route.
 
     A worker that reads from our terminal, or writes to it directly, goes to the foreground: elsewhere the
     terminal may stop it. ``fork_servers``: the engine's numbers for the fork servers of the plan; without
-    them all workers are executed.
+    them all workers are executed. ``tells_first_output``: the engine reports the first output of each worker
+    that dsl sees.
 
     Raises:
         SpecError: the engine cannot start such a plan.
@@ -63,6 +65,7 @@ def launch_spec(
         line_files=plan.line_files,
         partial_after_s=plan.partial_after_s,
         relayed=plan.is_conducted,
+        tells_first_output=tells_first_output,
         tells_signals=plan.tells_signals,
         import_throttle=plan.import_throttle,
     )

@@ -44,6 +44,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "collapse": (True, True),
     "partial_after_s": (None, None),
     "relayed": (True, True),
+    "tells_first_output": (True, True),
     "inherits": (True, True),
     "tells_signals": (True, True),
     "import_throttle": (3, 3),

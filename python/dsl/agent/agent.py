@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol, TypeAlias
 
-    from dsl import Exit, Supervisor
+    from dsl import Exit, LaunchSpec, Supervisor
     from dsl.agent.failure_look import FailureLook
     from dsl.agent.views import Elsewhere, Views
     from dsl.model.node import ForkServer, NodePlan
@@ -122,7 +122,8 @@ class Agent:
     says what follows from an event. ``stdin_is_terminal``: the worker that reads our stdin gets a terminal.
     ``routine``: listeners also hear of starts and clean exits, at once. ``command_pid``: the pid by which the
     user knows the job; views into it call at a socket with this name. 0: they call elsewhere. ``elsewhere``:
-    what they see of other hosts.
+    what they see of other hosts. ``records``: a listener records the job: as ``routine``, and listeners hear
+    of the first output of each worker.
     """
 
     def __init__(
@@ -137,8 +138,10 @@ class Agent:
         routine: bool = False,
         command_pid: int = 0,
         elsewhere: Elsewhere | None = None,
+        records: bool = False,
     ) -> None:
         self._source = source
+        self._records = records
         self._command_pid = command_pid
         self._elsewhere = elsewhere
         self._views: Views | None = None
@@ -147,7 +150,7 @@ class Agent:
         self._stop: Decision | None = None
         """What follows when the look is over; None: nothing."""
         self._decide = policy
-        self._routine = routine
+        self._routine = routine or records
         self._listeners = listeners
         self._channels = channels
         self._stdin_is_terminal = stdin_is_terminal
@@ -179,7 +182,15 @@ class Agent:
 
     def _prepare(self, plan: NodePlan) -> None:
         self._plan = plan
-        self._spec = launch_spec(plan, stdin_is_terminal=self._stdin_is_terminal)
+        self._spec = self._spec_of(plan)
+
+    def _spec_of(self, plan: NodePlan, fork_servers: Sequence[int] = ()) -> LaunchSpec:
+        return launch_spec(
+            plan,
+            stdin_is_terminal=self._stdin_is_terminal,
+            fork_servers=fork_servers,
+            tells_first_output=self._records,
+        )
 
     def _run(self, supervisor: Supervisor) -> Outcome:
         self._start(supervisor)
@@ -256,7 +267,7 @@ class Agent:
             self._prewarm(supervisor)
         if plan.fork_servers:
             numbers = [self._serve(one, supervisor) for one in plan.fork_servers]
-            self._spec = launch_spec(plan, stdin_is_terminal=self._stdin_is_terminal, fork_servers=numbers)
+            self._spec = self._spec_of(plan, numbers)
         self._begin_s = time.monotonic()
         supervisor.start(self._spec)
         self._tell(AttemptStarted(self._plan))

@@ -233,7 +233,8 @@ class Session:
             crew.channels,
             policy=crew.policy,
             stdin_is_terminal=self._stdin_is_terminal,
-            routine=crew.routine or self._recorder is not None,
+            routine=crew.routine,
+            records=self._recorder is not None,
             command_pid=pid or os.getpid() if crew.is_visible else 0,
             elsewhere=crew.elsewhere,
         )

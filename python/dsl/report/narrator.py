@@ -191,7 +191,7 @@ class Narrator:
     def _hear_notice(self, event: LogNotice) -> None:
         if event.kind == "lines_dropped":
             self._dropped += event.count  # reported at the end
-        else:
+        elif event.kind != "first_output":
             self.warn(_describe(event))
 
     def _say_dropped(self, signum: int | None = None) -> None:

@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 
-from dsl import Exited, Killing, LogNotice, SignalReceived, Started, __version__
+from dsl import Exited, Killing, LogNotice, SignalReceived, __version__
 from dsl.errors import EventsFileError
 from dsl.machine.kernel_files import read_fact
 from dsl.model.outcome import (
@@ -91,9 +91,7 @@ def record_job(
 ) -> tuple[Recorder, EventsFile]:
     """Begin the record of a job in a file. Raises EventsFileError: the file cannot be written."""
     file = EventsFile(path, warn)
-    recorder = Recorder(
-        file.write, os.urandom(8).hex(), facts.names.host, is_head=planned.remote is not None
-    )
+    recorder = Recorder(file.write, os.urandom(8).hex(), facts.names.host, is_head=planned.remote is not None)
     recorder.launch(planned.job, argv)
     return recorder, file
 
@@ -105,7 +103,9 @@ class Recorder:
     hosts record what their workers do, and `add` takes their lines.
     """
 
-    def __init__(self, write: Callable[[bytes], None], name: str, host: str, *, is_head: bool = False) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], name: str, host: str, *, is_head: bool = False
+    ) -> None:
         self.judged: Callable[[], Judgement | None] | None = None
         """How the job has ended on all nodes, if a conductor judges that."""
         self._write, self._name, self._host, self._is_head = write, name, host, is_head
@@ -134,6 +134,10 @@ class Recorder:
     def hear(self, event: object) -> None:
         """Record an event."""
         if self._is_head and not isinstance(event, HEAD_EVENTS):
+            return
+        if isinstance(event, LogNotice) and event.kind == "first_output":
+            if not self._is_head:
+                self.tell("FirstOutput", **self._worker(event.worker))
             return
         if isinstance(event, AttemptStarted):
             self._plan = plan = event.plan
@@ -213,13 +217,16 @@ class Recorder:
         if isinstance(event, Exited):
             found = {**found.pop("exit"), "time_ns": event.exit.ended_ns}
         found.pop("tail", None)  # the report has what matters of the last output
-        workers = () if self._plan is None else self._plan.workers
-        worker = found.get("worker")
-        if worker is not None and worker < len(workers):
-            found.update(rank=workers[worker].rank, local_rank=workers[worker].local_rank)
         if isinstance(event, Killing):
-            found["ranks"] = [workers[one].rank for one in event.workers if one < len(workers)]
-        self.tell(type(event).__name__, **found)
+            found["ranks"] = [self._worker(one)["rank"] for one in found.pop("workers")]
+        self.tell(type(event).__name__, **{**found, **self._worker(found.get("worker"))})
+
+    def _worker(self, index: int | None) -> dict[str, Any]:
+        """Who a worker of the present attempt is; empty without a worker."""
+        if index is None or self._plan is None:
+            return {}
+        worker = self._plan.workers[index]
+        return {"worker": index, "rank": worker.rank, "local_rank": worker.local_rank}
 
     def _hear_restart(self, event: AttemptEnded) -> None:
         last, decision = event.history.attempts[-1], event.decision

@@ -160,6 +160,10 @@ impl From<engine::LogNotice> for LogNotice {
                 log.kind = "bytes_lost";
                 (log.worker, log.path, log.count) = (worker, text(path), count);
             }
+            engine::LogNotice::FirstOutput { worker } => {
+                log.kind = "first_output";
+                log.worker = Some(worker);
+            }
             engine::LogNotice::ConsoleClosed => {}
             engine::LogNotice::ConsoleFailed { errno } => {
                 log.kind = "console_failed";

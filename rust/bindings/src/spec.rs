@@ -193,7 +193,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, inherits = false, tells_signals = false, import_throttle = None))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, tells_first_output = false, inherits = false, tells_signals = false, import_throttle = None))]
     #[expect(
         clippy::too_many_arguments,
         clippy::fn_params_excessive_bools,
@@ -211,6 +211,7 @@ impl LaunchSpec {
         line_files: Option<&Bound<'_, PyAny>>,
         partial_after_s: Option<f64>,
         relayed: bool,
+        tells_first_output: bool,
         inherits: bool,
         tells_signals: bool,
         import_throttle: Option<usize>,
@@ -242,6 +243,7 @@ impl LaunchSpec {
                 line_files: self::line_files(line_files)?,
                 partial_after: partial_after_s.map(seconds).transpose()?,
                 relayed,
+                tells_first: tells_first_output,
             },
             tells_signals,
             import_throttle,
@@ -309,6 +311,11 @@ impl LaunchSpec {
     }
 
     #[getter]
+    fn tells_first_output(&self) -> bool {
+        self.0.logs.tells_first
+    }
+
+    #[getter]
     fn inherits(&self) -> bool {
         self.0.inherits
     }
@@ -336,6 +343,7 @@ impl LaunchSpec {
         call.keyword("line_files", self.line_files(py), Vec::new())?;
         call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
         call.keyword("relayed", self.relayed(), false)?;
+        call.keyword("tells_first_output", self.tells_first_output(), false)?;
         call.keyword("inherits", self.inherits(), false)?;
         call.keyword("tells_signals", self.tells_signals(), false)?;
         call.keyword("import_throttle", self.import_throttle(), None)?;

@@ -186,6 +186,11 @@ pub enum LogNotice {
         /// How many.
         count: u64,
     },
+    /// The first bytes of a worker have come. Reported once for each worker, if the spec asks for it.
+    FirstOutput {
+        /// Index of the worker.
+        worker: usize,
+    },
     /// The reader of our stdout or stderr has closed it.
     ConsoleClosed,
     /// The output cannot be shown, because the thread that writes it could not be started.

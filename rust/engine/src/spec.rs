@@ -139,6 +139,8 @@ pub struct LogOptions {
     pub partial_after: Option<Duration>,
     /// Whether another part of dsl reads our stdout and stderr, and shows them among other output.
     pub relayed: bool,
+    /// Whether to report the first output of each worker.
+    pub tells_first: bool,
 }
 
 /// Kind of a NUMA memory policy.

@@ -103,6 +103,7 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ),
     ("--autotuning tune --dry-run t.py", 2, "--dry-run cannot be used with --autotuning"),
     ("--autotuning tune --detach t.py", 2, "--detach cannot be used with --autotuning"),
+    ("--autotuning tune --events e t.py", 2, "--events cannot be used with --autotuning"),
     ("--autotuning tune --no_ssh t.py", 2, "--no_ssh cannot be used with --autotuning"),
     ("--launcher nonsense t.py", 2, "unknown launcher 'nonsense', expected one of pdsh, openmpi, mvapich"),
     ("-H two --no_ssh --node_rank 0 --master_addr a --launcher x t.py", 2, "unknown launcher 'x'"),

@@ -61,6 +61,7 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "dry_run_json": ("", "placement.names_devices", True),
     "log_level": ("debug", "log_level", "debug"),
     "strict": ("", "is_strict", True),
+    "events": ("e", "events", "e"),
     "detach": ("", "detaches", True),
     "stacks_on_failure": ("", "stacks_on_failure", True),
 }

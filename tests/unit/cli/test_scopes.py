@@ -72,6 +72,7 @@ BOTH = {
     "doctor": Case(),
     "dry_run": Case(),
     "dry_run_json": Case(),
+    "events": Case("e"),
     "detach": Case(),
     "stacks_on_failure": Case(),
     "log_level": Case("debug"),
@@ -160,9 +161,9 @@ EXCEPTIONS = {**WITHOUT_EFFECT, **REFUSED, **IN_THE_JOB}
 NOT_IN_THE_JOB = {
     ("dsl", "node"): {"node_rank"},
     ("dslrun", "node"): {"node_rank", "local_addr"},
-    ("dslrun", "launcher"): {"doctor", "dry_run", "dry_run_json", "detach"},
+    ("dslrun", "launcher"): {"doctor", "dry_run", "dry_run_json", "detach", "events"},
     ("dsl", "launcher"): {
-        *("doctor", "dry_run", "dry_run_json", "detach", "hostfile", "include", "exclude"),
+        *("doctor", "dry_run", "dry_run_json", "detach", "events", "hostfile", "include", "exclude"),
         *("num_nodes", "num_gpus"),
         *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
         *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),

@@ -31,6 +31,7 @@ OURS = {
     "--detach",
     "--stacks-on-failure",
     "--doctor",
+    "--events",
     "--dry-run",
     "--dry-run-json",
     "--strict",

@@ -1,6 +1,6 @@
 //! The reading thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -106,6 +106,8 @@ struct Reader {
     /// Whether a console could not be opened.
     has_failed: bool,
     searches: Vec<Search>,
+    /// Workers whose first output was reported.
+    heard: HashSet<usize>,
     paused: Vec<usize>,
     buffer: Vec<u8>,
     next: Option<Instant>,
@@ -134,6 +136,7 @@ impl Reader {
             expected,
             has_failed: false,
             searches,
+            heard: HashSet::new(),
             paused: Vec::new(),
             buffer: vec![0; READ_BYTES],
             next: None,
@@ -336,6 +339,10 @@ impl Reader {
     fn consume(&mut self, token: usize, count: usize, fate: Fate) {
         let data = &self.buffer[..count];
         let feed = &mut self.feeds[token];
+        let worker = feed.worker;
+        if self.options.tells_first && self.heard.insert(worker) {
+            notify(&self.link, LogNotice::FirstOutput { worker });
+        }
         if let Some(file) = &mut feed.file
             && let Some(errno) = file.write(data)
         {
