@@ -62,7 +62,8 @@ os._exit(0)
 
 def documented() -> dict[str, list[str]]:
     """Fields by heading."""
-    sections = re.split(r"^## ", (DOCS / "events.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    engine = (DOCS / "events.md").read_text(encoding="utf-8").split("\n# The events of a job")[0]
+    sections = re.split(r"^## ", engine, flags=re.MULTILINE)[1:]
     return {text.split("\n", 1)[0]: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for text in sections}
 
 

@@ -174,7 +174,7 @@ class Recorder:
 
     def meeting(self, name: str, meeting: Meeting) -> None:
         """Record what the conductor has told a member for an attempt. ``name``: the member."""
-        told = {key: value for key, value in _plain(meeting).items() if key != "notices"}
+        told = {key: value for key, value in _plain(meeting).items() if key not in ("notices", "host")}
         self.tell("Meeting", member=name, **told)
 
     def restart(self, why: str, restarts: int | None = None, *, counted: bool | None = None) -> None:
