@@ -25,6 +25,10 @@ class EventsFileError(DslError):
     """The file of ``--events`` cannot be written, or belongs to another user."""
 
 
+class TimelineError(DslError):
+    """The timeline of a record cannot be drawn or written."""
+
+
 class JobFolderError(DslError):
     """The folder of jobs in the background cannot be made or read, or is not for this user alone."""
 

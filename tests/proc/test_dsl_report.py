@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.command import dsl_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,3 +67,49 @@ def test_it_does_not_mind_that_nobody_reads(dsl_report: Path) -> None:
     result = subprocess.run([dsl_report], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60)
     os.close(writing)
     assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_the_timeline_of_a_real_job(dsl_report: Path, dsl_command: Path, tmp_path: Path) -> None:
+    line = dsl_line(dsl_command, 2, ["/bin/echo", "hi"], None, "--events=e", "--tag-output=always")
+    subprocess.run(line, cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    command = [str(dsl_report), "--timeline", "t", "--events", "e"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stderr.splitlines() == [
+        "dsl-report: wrote t.json, which https://ui.perfetto.dev opens",
+        "dsl-report: wrote t.png",
+    ]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {one["name"] for one in events if one["ph"] == "X"}
+    assert names >= {"start of the command", "preparation", "spawn", "until the first output", "run"}
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (
+            ["--timeline", "t"],
+            2,
+            "--timeline and --events belong together: dsl-report --timeline out --events FILE",
+        ),
+        (
+            ["--events", "e"],
+            2,
+            "--timeline and --events belong together: dsl-report --timeline out --events FILE",
+        ),
+        (["--timeline", "t", "--events", "none"], 1, "'none': No such file or directory"),
+        (
+            ["--timeline", "t", "--events", "/dev/null"],
+            1,
+            "no job was launched in this record: give the file of --events",
+        ),
+    ],
+)
+def test_what_a_timeline_needs(
+    dsl_report: Path, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    result = subprocess.run(
+        [dsl_report, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (result.returncode, result.stderr) == (code, f"dsl-report: error: {said}\n")
+    assert not list(tmp_path.iterdir())

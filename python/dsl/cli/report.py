@@ -1,4 +1,4 @@
-"""``dsl-report``: what this machine has for a training job, like DeepSpeed's ``ds_report``."""
+"""``dsl-report``: what this machine has for a training job, like DeepSpeed's ``ds_report``; and timelines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 
 from dsl import __version__
 from dsl.cli.command import Command
+from dsl.errors import TimelineError, UsageError
 from dsl.facts import this_machine
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.report.machine import machine_lines
@@ -20,12 +21,19 @@ COMMAND = Command("dsl-report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report. The exit code is always 0; ``argv`` does not include the program's name."""
+    """Print the report, or draw a timeline. ``argv`` does not include the program's name.
+
+    Returns the exit code: that of a report is always 0.
+    """
     options = make_parser().parse_args(argv)
     return COMMAND.run(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
+    if (options.timeline is None) != (options.events is None):
+        raise UsageError("--timeline and --events belong together: dsl-report --timeline out --events FILE")
+    if options.timeline is not None:
+        return _draw(options.timeline, options.events)
     found = survey(options.hostfile, this_machine())
     if options.json:
         from json import dumps
@@ -35,6 +43,29 @@ def _run(options: argparse.Namespace) -> int:
         text = "\n".join(machine_lines(found))
     show_text(text)
     return 0
+
+
+def _draw(name: str, events: str) -> int:
+    """Write NAME.json and NAME.png, the timeline of the last job in a record. Raises TimelineError."""
+    from json import dumps
+
+    from dsl.report.timeline import picture_of, read_job, spans_of, trace_of
+
+    try:
+        with open(events, "rb") as file:
+            spans = spans_of(read_job(file))
+        _write(f"{name}.json", dumps(trace_of(spans)).encode())
+        COMMAND.say(f"wrote {name}.json, which https://ui.perfetto.dev opens")
+        _write(f"{name}.png", picture_of(spans))
+    except OSError as error:
+        raise TimelineError(f"{error.filename!r}: {error.strerror}") from None
+    COMMAND.say(f"wrote {name}.png")
+    return 0
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,6 +81,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
     add("-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="the hostfile to count")
+    add(
+        "--timeline",
+        metavar="NAME",
+        help="draw what the last job of --events was spent on: NAME.png, NAME.json",
+    )
+    add("--events", metavar="FILE", help="the record of a job (dsl --events), for --timeline")
     add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     for name in ("--hide_operator_status", "--hide_errors_and_warnings"):
         add(name, action="store_true", help=argparse.SUPPRESS)

@@ -1,0 +1,310 @@
+"""What a launch was spent on, from its record (``--events``): spans of time, as a trace and as a picture."""
+
+from __future__ import annotations
+
+import json
+
+from dsl._record import record
+from dsl.errors import TimelineError
+from dsl.printable import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    Line: TypeAlias = Mapping[str, Any]
+
+JOB, NODE = -2, -1
+"""In place of a rank: the whole job, or a whole node."""
+
+FARTHEST_NS = 1 << 62
+LONGEST_NAME = 200
+MARKS = (
+    "Launched",
+    "Restarting",
+    "RestartFailed",
+    "SignalReceived",
+    "Stopping",
+    "Killing",
+    "Membership",
+    "JobEnded",
+)
+COLORS = {
+    "start of the command": "tab:gray",
+    "preparation": "tab:olive",
+    "meeting": "tab:olive",
+    "spawn": "tab:orange",
+    "until the first output": "tab:cyan",
+    "run": "tab:blue",
+    "stop": "tab:red",
+    "restart": "tab:purple",
+    "end": "tab:brown",
+}
+"""The phases in the picture."""
+
+TALLEST_INCHES = 40.0
+MOST_LABELS = 80
+
+
+@record
+class Span:
+    """A phase of one rank, of a node or of the job."""
+
+    host: str
+    """Its host; empty for the job."""
+    rank: int
+    """Its rank, or `NODE` or `JOB`."""
+    name: str
+    """What the time was spent on."""
+    begin_ns: int
+    """When it began, by the clock of the command's host."""
+    end_ns: int
+    """When it ended; for a mark, as ``begin_ns``."""
+    attempt: int = 0
+    """Number of the attempt."""
+    details: tuple[tuple[str, object], ...] = ()
+    """Other facts, by name."""
+    is_mark: bool = False
+    """It is a moment."""
+
+
+def read_job(lines: Iterable[str | bytes]) -> list[Line]:
+    """The lines about the last job of a record, each with its time by one clock. Other lines are skipped.
+
+    Raises:
+        TimelineError: no job was launched.
+    """
+    found: list[Line] = []
+    for text in lines:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and _is_line(line):
+            if line["event"] == "Launched":
+                found = []
+            offset_ns = line.get("clock_offset_ns")
+            line["at_ns"] = line["time_ns"] - (offset_ns if _is_time(offset_ns) else 0)
+            if line["event"] == "Launched" or (found and line.get("job") == found[0].get("job")):
+                found.append(line)
+    if not found:
+        raise TimelineError("no job was launched in this record: give the file of --events")
+    return found
+
+
+def _is_line(line: Line) -> bool:
+    return (
+        line.get("schema") == 1
+        and isinstance(line.get("event"), str)
+        and isinstance(line.get("host"), str)
+        and _is_time(line.get("time_ns"))
+        and all(type(line.get(key)) in (int, type(None)) for key in ("attempt", "node_rank", "rank"))
+    )
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and abs(value) < FARTHEST_NS
+
+
+def spans_of(lines: Sequence[Line]) -> list[Span]:
+    """The phases of a job, from its lines in any order after the first."""
+    spans, end_ns = _job(lines), max(line["at_ns"] for line in lines)
+    nodes: dict[tuple[str, int], list[Line]] = {}
+    for line in lines[1:]:
+        if line["attempt"] is not None:
+            nodes.setdefault((line["host"], line["attempt"]), []).append(line)
+    for (host, attempt), own in sorted(nodes.items()):
+        spans += _node(host, attempt, own, end_ns)
+    for line in lines:
+        if line["event"] in MARKS:
+            host = "" if line["node_rank"] is None else line["host"]
+            rank = JOB if line["node_rank"] is None else NODE
+            details = [(key, line[key]) for key in ("why", "signum", "reason", "code", "left") if key in line]
+            at_ns = line["at_ns"]
+            name = line["event"]
+            spans.append(
+                Span(host, rank, name, at_ns, at_ns, line["attempt"] or 0, tuple(details), is_mark=True)
+            )
+    return spans
+
+
+def _job(lines: Sequence[Line]) -> list[Span]:
+    launched = lines[0]
+    begun, ended = _by_attempt(lines, "AttemptStarted", min), _by_attempt(lines, "Ended", max)
+    last_ns = max(line["at_ns"] for line in lines)
+    began_ns: Any = launched.get("began_ns")
+    spans: list[Span] = []
+
+    def add(name: str, begin_ns: int, end_ns: int, attempt: int = 0) -> None:
+        if end_ns > begin_ns:
+            spans.append(Span("", JOB, name, begin_ns, end_ns, attempt))
+
+    if _is_time(began_ns):
+        add("start of the command", began_ns, launched["at_ns"])
+    several = any(line["event"] in ("Meeting", "Membership") for line in lines)
+    several |= type(launched.get("nodes")) is int and launched["nodes"] > 1
+    before_ns = launched["at_ns"]
+    for count, attempt in enumerate(sorted(begun)):
+        first = "meeting" if several else "preparation"
+        add("restart" if count else first, before_ns, begun[attempt], attempt)
+        before_ns = ended.get(attempt, last_ns)
+        add("run", begun[attempt], before_ns, attempt)
+    add("end", before_ns, last_ns)
+    return spans
+
+
+def _by_attempt(lines: Iterable[Line], event: str, choose: Any) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for line in lines:
+        if line["event"] == event and line["attempt"] is not None:
+            at_ns = line["at_ns"]
+            found[line["attempt"]] = choose(found.get(line["attempt"], at_ns), at_ns)
+    return found
+
+
+def _node(host: str, attempt: int, lines: Sequence[Line], last_ns: int) -> list[Span]:
+    """The phases of the ranks of a host in one attempt."""
+    times: dict[str, Any] = {line["event"]: line["at_ns"] for line in lines if line.get("rank") is None}
+    ranks: dict[int, dict[str, Line]] = {}
+    for line in lines:
+        if line.get("rank") is not None:
+            ranks.setdefault(line["rank"], {})[line["event"]] = line
+    spans: list[Span] = []
+
+    def add(
+        rank: int, name: str, begin_ns: int, end_ns: int, details: tuple[tuple[str, object], ...] = ()
+    ) -> None:
+        if end_ns > begin_ns:
+            spans.append(Span(host, rank, name, begin_ns, end_ns, attempt, details))
+
+    for rank, own in sorted(ranks.items()):
+        if "Started" not in own:
+            continue
+        started_ns: int = own["Started"]["at_ns"]
+        ended_ns: int = own["Exited"]["at_ns"] if "Exited" in own else last_ns
+        details = tuple(
+            [
+                (key, own["Exited"].get(key))
+                for key in ("code", "signal", "cpu_user_s", "cpu_system_s", "max_rss_bytes")
+            ]
+            if "Exited" in own
+            else [("end", "not recorded")]
+        )
+        add(rank, "spawn", times.get("AttemptStarted", started_ns), started_ns)
+        stop_ns = min(max(times.get("Stopping", ended_ns), started_ns), ended_ns)
+        first_ns = started_ns
+        if "FirstOutput" in own:
+            first_ns = min(max(own["FirstOutput"]["at_ns"], started_ns), stop_ns)
+            add(rank, "until the first output", started_ns, first_ns)
+        add(rank, "run", first_ns, stop_ns, details)
+        add(rank, "stop", stop_ns, ended_ns, details)
+    if "AttemptStarted" in times:
+        add(NODE, f"attempt {attempt}", times["AttemptStarted"], times.get("Ended", last_ns))
+    return spans
+
+
+def trace_of(spans: Sequence[Span]) -> dict[str, Any]:
+    """The spans in the trace event format of Chrome, which ui.perfetto.dev opens. Times are microseconds."""
+    zero_ns = min(one.begin_ns for one in spans)
+    tracks = _tracks(spans)
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(host for host, _ in tracks))}
+    events: list[dict[str, Any]] = []
+    for host, number in hosts.items():
+        name = {"name": f"host {_text(host)}" if host else "job"}
+        events.append({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "ts": 0, "args": name})
+    for host, rank in tracks:
+        place = {"pid": hosts[host], "tid": max(rank + 1, 0)}
+        events.append(
+            {"ph": "M", "name": "thread_name", **place, "ts": 0, "args": {"name": _label(host, rank)}}
+        )
+    for one in spans:
+        event = {
+            "name": _text(one.name),
+            "cat": "dsl",
+            "pid": hosts[one.host],
+            "tid": max(one.rank + 1, 0),
+            "ts": (one.begin_ns - zero_ns) / 1000,
+            "args": {"attempt": one.attempt, **{key: _shown(value) for key, value in one.details}},
+        }
+        kind = (
+            {"ph": "i", "s": "p"} if one.is_mark else {"ph": "X", "dur": (one.end_ns - one.begin_ns) / 1000}
+        )
+        events.append({**event, **kind})
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def picture_of(spans: Sequence[Span]) -> bytes:
+    """The spans as a picture, PNG. Raises TimelineError: matplotlib is missing."""
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise TimelineError("there is no picture without matplotlib: pip install 'dsl[observe]'") from None
+    from io import BytesIO
+
+    file = BytesIO()
+    # The names come from the user: nothing in them is a formula.
+    with rc_context({"text.parse_math": False}):
+        make_figure(spans).savefig(file, format="png")
+    return file.getvalue()
+
+
+def make_figure(spans: Sequence[Span]) -> Any:
+    """The picture as a figure of matplotlib: a row for the job and for each rank."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    zero_ns = min(one.begin_ns for one in spans)
+    rows = [track for track in _tracks(spans) if track[1] != NODE]
+    places = {track: place for place, track in enumerate(rows)}
+    height = min(1.6 + 0.28 * len(rows), TALLEST_INCHES)
+    figure = Figure(figsize=(11.0, height), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    bars: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for one in spans:
+        if one.name in COLORS:
+            width = ((one.begin_ns - zero_ns) / 1e9, (one.end_ns - one.begin_ns) / 1e9)
+            bars.setdefault((one.name, one.host, one.rank), []).append(width)
+    for (name, host, rank), widths in bars.items():
+        axes.broken_barh(widths, (places[host, rank] - 0.4, 0.8), facecolors=COLORS[name])
+    used = {name for name, _, _ in bars}
+    for one in spans:
+        if one.is_mark and one.name == "Restarting":
+            axes.axvline((one.begin_ns - zero_ns) / 1e9, color="black", linestyle=":", linewidth=1)
+    step = -(-len(rows) // MOST_LABELS)
+    axes.set_yticks(range(0, len(rows), step), [_label(*track, whole=True) for track in rows[::step]])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds since the start of the command")
+    figure.legend(
+        handles=[Patch(color=color, label=name) for name, color in COLORS.items() if name in used],
+        loc="outside upper center",
+        ncols=5,
+        frameon=False,
+    )
+    return figure
+
+
+def _tracks(spans: Iterable[Span]) -> list[tuple[str, int]]:
+    """Host and rank of each row, the job first."""
+    first: dict[str, int] = {}
+    for one in spans:
+        rank = one.rank if one.rank >= 0 else FARTHEST_NS
+        first[one.host] = min(first.get(one.host, rank), rank) if one.host else -1
+    return sorted({(one.host, one.rank) for one in spans}, key=lambda track: (first[track[0]], track))
+
+
+def _label(host: str, rank: int, *, whole: bool = False) -> str:
+    if rank < 0:
+        return "job" if rank == JOB else "node"
+    return f"rank {rank} ({_text(host)})" if whole else f"rank {rank}"
+
+
+def _text(text: str) -> str:
+    return printable(text)[:LONGEST_NAME]
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, (int, float, type(None))):
+        return value
+    return _text(value if isinstance(value, str) else json.dumps(value))
