@@ -99,8 +99,12 @@ def _is_line(line: Line) -> bool:
         and isinstance(line.get("event"), str)
         and isinstance(line.get("host"), str)
         and _is_time(line.get("time_ns"))
-        and all(type(line.get(key)) in (int, type(None)) for key in ("attempt", "node_rank", "rank"))
+        and all(_is_number(line.get(key)) for key in ("attempt", "node_rank", "rank"))
     )
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 1 << 31)
 
 
 def _is_time(value: object) -> bool:
@@ -251,6 +255,7 @@ def picture_of(spans: Sequence[Span]) -> bytes:
 
 def make_figure(spans: Sequence[Span]) -> Any:
     """The picture as a figure of matplotlib: a row for the job and for each rank."""
+    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -260,24 +265,24 @@ def make_figure(spans: Sequence[Span]) -> Any:
     height = min(1.6 + 0.28 * len(rows), TALLEST_INCHES)
     figure = Figure(figsize=(11.0, height), dpi=100, layout="constrained")
     axes = figure.add_subplot()
-    bars: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    bars: dict[str, list[list[tuple[float, float]]]] = {}
     for one in spans:
         if one.name in COLORS:
-            width = ((one.begin_ns - zero_ns) / 1e9, (one.end_ns - one.begin_ns) / 1e9)
-            bars.setdefault((one.name, one.host, one.rank), []).append(width)
-    for (name, host, rank), widths in bars.items():
-        axes.broken_barh(widths, (places[host, rank] - 0.4, 0.8), facecolors=COLORS[name])
-    used = {name for name, _, _ in bars}
+            left, right = ((at_ns - zero_ns) / 1e9 for at_ns in (one.begin_ns, one.end_ns))
+            low, high = (places[one.host, one.rank] + side for side in (-0.4, 0.4))
+            bars.setdefault(one.name, []).append([(left, low), (right, low), (right, high), (left, high)])
+    for name, corners in bars.items():
+        axes.add_collection(PolyCollection(corners, facecolors=COLORS[name]))
     for one in spans:
         if one.is_mark and one.name == "Restarting":
             axes.axvline((one.begin_ns - zero_ns) / 1e9, color="black", linestyle=":", linewidth=1)
     step = -(-len(rows) // MOST_LABELS)
     axes.set_yticks(range(0, len(rows), step), [_label(*track, whole=True) for track in rows[::step]])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(max(one.end_ns for one in spans) - zero_ns, 1) * 1.02 / 1e9)
     axes.set_xlabel("seconds since the start of the command")
     figure.legend(
-        handles=[Patch(color=color, label=name) for name, color in COLORS.items() if name in used],
+        handles=[Patch(color=color, label=name) for name, color in COLORS.items() if name in bars],
         loc="outside upper center",
         ncols=5,
         frameon=False,

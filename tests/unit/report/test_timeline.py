@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsl.errors import TimelineError
@@ -135,7 +135,7 @@ def test_a_trace_is_what_perfetto_reads(lines: list[dict[str, Any]]) -> None:
 
 
 times = st.integers(-(2**61), 2**61)
-numbers = st.none() | st.integers(0, 3) | st.booleans() | st.integers(-(2**70), 2**70)
+numbers = st.none() | st.integers(-2, 3) | st.booleans() | st.integers(-(2**70), 2**70)
 any_lines = st.fixed_dictionaries(
     {
         "schema": st.sampled_from([1, 1, 1, 2]),
@@ -154,6 +154,7 @@ any_lines = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=60)
 @given(st.lists(any_lines, max_size=30))
 def test_any_record_makes_a_trace_or_one_line(lines: list[dict[str, Any]]) -> None:
     try:
@@ -163,6 +164,7 @@ def test_any_record_makes_a_trace_or_one_line(lines: list[dict[str, Any]]) -> No
     except TimelineError:
         return
     check_trace(trace)
+    make_figure(spans)
 
 
 def test_the_picture_has_a_row_for_the_job_and_each_rank() -> None:
