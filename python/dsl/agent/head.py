@@ -100,6 +100,7 @@ def run_head(
             hooks=head,
             routine=True,
             elsewhere=head.elsewhere,
+            is_visible=examined is None,
             judged=lambda: conductor.judgement,
         )
 

@@ -95,7 +95,7 @@ class Command:
         if show.doctor:
             from dsl.cli.doctor import examine
 
-            return examine(request, facts, lambda planned: _start_on_hosts(planned, show, facts, None))
+            return examine(request, facts, lambda planned: _start_on_hosts(planned, show, facts, None, None))
         if not request.detaches or show.is_dry:
             return self._start(request, show, facts, argv)
         from dsl.agent.background import Background
