@@ -29,7 +29,7 @@ ROOMS = (
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
-    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.views", "dsl.report.survey"),
+    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.statuses", "dsl.report.survey"),
     "dsl.doctor.look",
     *("dsl.forkserver.become", "dsl.forkserver.server"),
 }
@@ -327,7 +327,7 @@ def test_only_the_package_itself_and_the_spec_talk_to_the_extension() -> None:
 
 
 def test_the_package_needs_only_the_standard_library_and_its_two_dependencies() -> None:
-    optional = {"psutil", "pynvml", "torch", "matplotlib", "rich", "optuna"}
+    optional = {"psutil", "pynvml", "torch", "matplotlib", "rich", "optuna", "textual"}
     names = {target.split(".")[0] for name in modules() for _, target in imported(name, at_run_time=True)}
     assert names - {"dsl"} - optional <= set(sys.stdlib_module_names)
 

@@ -232,7 +232,8 @@ class Agent:
 
     def _views_of(self, supervisor: Supervisor) -> Views:
         if self._views is None:
-            from dsl.agent.views import State, Views
+            from dsl.agent.statuses import State
+            from dsl.agent.views import Views
 
             def state() -> State:
                 return State(self._plan, self._history, self._started_ns, self._begin_s)

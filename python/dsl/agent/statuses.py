@@ -6,6 +6,7 @@ import os
 import time
 
 from dsl._core import vitals
+from dsl._record import record
 from dsl.model.observation import NodeStatus, RankStatus
 from dsl.printable import printable
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dsl import Supervisor
-    from dsl.agent.views import State
     from dsl.devices.gpu_use import GpuUse
-    from dsl.model.node import WorkerPlan
+    from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.observation import Look
+    from dsl.model.outcome import History
 
 PART = 128
 """Ranks in one message, which may have a mebibyte."""
@@ -29,6 +30,20 @@ LONGEST_LOG = 500
 """Characters of the path of a log file."""
 
 MASK = "CUDA_VISIBLE_DEVICES"
+
+
+@record
+class State:
+    """Where the job of an agent stands."""
+
+    plan: NodePlan
+    """The plan of the present attempt."""
+    history: History
+    """The attempts before it."""
+    started_ns: int
+    """CLOCK_REALTIME when the first attempt began."""
+    begin_s: float
+    """`time.monotonic` when the present attempt began."""
 
 
 def statuses(look: Look, state: State, supervisor: Supervisor, gpus: GpuUse) -> Iterator[NodeStatus]:

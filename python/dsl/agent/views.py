@@ -10,7 +10,7 @@ import time
 from itertools import count
 
 from dsl import EngineError, __version__
-from dsl._record import record, replace
+from dsl._record import replace
 from dsl.agent.statuses import statuses
 from dsl.devices.gpu_use import GpuUse
 from dsl.errors import JobFormatError
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from dsl import Supervisor
+    from dsl.agent.statuses import State
     from dsl.control.hub import Link
     from dsl.model.node import NodePlan, WorkerPlan
-    from dsl.model.outcome import History
 
     Question: TypeAlias = Look | SignalRank
 
@@ -57,20 +57,6 @@ SEND_S = 10.0
 ANSWER_S = 8.0
 """How long we wait for the answers of other hosts."""
 CHUNK = 1 << 16
-
-
-@record
-class State:
-    """Where the job of an agent stands."""
-
-    plan: NodePlan
-    """The plan of the present attempt."""
-    history: History
-    """The attempts before it."""
-    started_ns: int
-    """CLOCK_REALTIME when the first attempt began."""
-    begin_s: float
-    """`time.monotonic` when the present attempt began."""
 
 
 class Elsewhere:

@@ -11,14 +11,13 @@ from dsl import __version__
 from dsl.cli.command import Command
 from dsl.errors import DslError, JobFormatError, OptionError
 from dsl.observe.jobs import find_job, running_jobs
-from dsl.observe.table import Layout, cells, duration, in_order, make_rows, totals
+from dsl.observe.table import Layout, cells, headline, in_order, make_rows, totals
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.model.observation import JobView, NodeStatus
     from dsl.observe.jobs import RunningJob
 
 COMMAND = Command("dsl-top")
@@ -90,28 +89,11 @@ def _print_once(job: RunningJob) -> int:
         now, missing = job.look("status")
     except (OSError, JobFormatError) as error:
         raise DslError(f"job {job.view.pid} does not answer: {error}") from None
-    rows = in_order(make_rows(statuses(before), statuses(now)), "RANK")
+    rows = in_order(make_rows(before, now), "RANK")
     texts = [cells(row) for row in rows]
     width = os.get_terminal_size().columns if sys.stdout.isatty() else None
     layout = Layout(texts, width)
-    lines = [headline(job.view, statuses(now)), totals(rows)]
+    lines = [headline(job.view, now, time.time()), totals(rows)]
     lines += [f"host {host} has not answered" for host in missing]
     show_text("\n".join([*lines, layout.title(), *map(layout.line, texts)]))
     return 0
-
-
-def statuses(answers: Sequence[object]) -> list[NodeStatus]:
-    """The answers to a look at the status."""
-    from dsl.model.observation import NodeStatus
-
-    return [one for one in answers if isinstance(one, NodeStatus)]
-
-
-def headline(view: JobView, nodes: Sequence[NodeStatus]) -> str:
-    """A job in a line."""
-    age = duration(max(time.time() - view.started_ns / 1e9, 0.0))
-    restarts = max([view.restarts, *[node.restarts for node in nodes]])
-    words = [f"job {view.pid}", age, f"{view.workers} ranks on {view.nodes} node{'s' * (view.nodes != 1)}"]
-    words += [] if view.is_whole else ["this node's part"]
-    words += [f"restart{'s' * (restarts != 1)} {restarts}"] if restarts else []
-    return f"{', '.join(words)}: {view.command} {' '.join(view.words)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -22,7 +23,6 @@ from textual.timer import Timer
 from textual.widgets import Input, OptionList, Static
 
 from dsl._record import replace
-from dsl.cli.top import headline, statuses
 from dsl.errors import JobFormatError
 from dsl.model.observation import NodeStatus
 from dsl.observe.explain import explain
@@ -35,6 +35,7 @@ from dsl.observe.table import (
     cells,
     cut,
     fold,
+    headline,
     in_order,
     make_rows,
     select,
@@ -299,7 +300,7 @@ class TopApp(App[int]):
             )
         )
         width = self.size.width
-        self._part("#head").update(cut(headline(self._job.view, self._now), width))
+        self._part("#head").update(cut(headline(self._job.view, self._now, time.time()), width))
         self._part("#about").update(cut(about, width))
         title = layout.title(self._sorted_by, is_reversed=self._is_reversed)
         self._part("#title").update(title)
@@ -383,7 +384,9 @@ class TopApp(App[int]):
             elif self._job is None:
                 self.exit(0)
 
-        _ = self.push_screen(ChoiceScreen("jobs", [headline(job.view, []) for job in jobs]), begin)
+        _ = self.push_screen(
+            ChoiceScreen("jobs", [headline(job.view, [], time.time()) for job in jobs]), begin
+        )
 
     def action_stacks(self) -> None:
         """Show what the threads of the row's ranks execute."""
@@ -411,7 +414,7 @@ class TopApp(App[int]):
             return
 
         def ask(job: RunningJob) -> Callable[[], None]:
-            rows = make_rows([], statuses(job.look("status", with_logs=True)[0]))
+            rows = make_rows([], job.look("status", with_logs=True)[0])
             path = next(
                 (one.log for one in rows if one.pid == row.pid and one.node_rank == row.node_rank), ""
             )
@@ -500,7 +503,7 @@ class Watch(threading.Thread):
             try:
                 while not self._is_over.is_set():
                     answers, missing = job.look("status")
-                    self._take(statuses(answers), missing)
+                    self._take(answers, missing)
                     self._is_over.wait(self._refresh_s)
             finally:
                 job.close()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from dsl.model.observation import NodeStatus, RankStatus
+    from dsl.model.observation import JobView, NodeStatus, RankStatus
 
 STATES = {
     "R": "running",
@@ -353,6 +353,16 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02}:{minutes:02}:{whole % 60:02}"
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def headline(view: JobView, nodes: Sequence[NodeStatus], now_s: float) -> str:
+    """A job in a line. ``now_s``: seconds since the epoch."""
+    age = duration(max(now_s - view.started_ns / 1e9, 0.0))
+    restarts = max([view.restarts, *[node.restarts for node in nodes]])
+    words = [f"job {view.pid}", age, f"{view.workers} ranks on {view.nodes} node{'s' * (view.nodes != 1)}"]
+    words += [] if view.is_whole else ["this node's part"]
+    words += [f"restart{'s' * (restarts != 1)} {restarts}"] if restarts else []
+    return f"{', '.join(words)}: {view.command} {' '.join(view.words)}"
 
 
 def totals(rows: Iterable[Row]) -> str:
