@@ -56,4 +56,4 @@ def test_one_file_has_the_events_of_all_hosts(
     assert "rank 2" in restart["why"]
     assert "host node1" in restart["why"]
     assert all("clock_offset_ns" in one for one in only("Started", found))
-    assert (found[-1]["event"], found[-1]["code"]) == ("JobEnded", 0), result
+    assert (found[-1]["event"], found[-1]["code"], found[-1]["attempts"]) == ("JobEnded", 0, 2), result

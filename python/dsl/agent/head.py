@@ -398,6 +398,8 @@ class Head(Hooks):
             for notice in self.conductor.notices:
                 self._speak(notice)
 
+        if self._recorder is not None:
+            self._recorder.beside = tuple([notice.line for notice in self.conductor.notices])
         if not self._is_orphan:
             tell_end(judgement, lambda line: self._speak(Notice("critical", line)), say_beside)
         self._hub.close(0.0)

@@ -108,8 +108,12 @@ class Recorder:
     ) -> None:
         self.judged: Callable[[], Judgement | None] | None = None
         """How the job has ended on all nodes, if a conductor judges that."""
+        self.beside: tuple[str, ...] = ()
+        """Lines that stand beside the verdict: why a job ended while no worker ran."""
         self._write, self._name, self._host, self._is_head = write, name, host, is_head
         self._plan: NodePlan | None = None
+        self._count = 0
+        """Number of attempts that a head has begun."""
 
     def launch(self, job: Job, argv: Sequence[str]) -> None:
         """Record how the job was launched. ``argv``: what the user typed; empty: a program has done it."""
@@ -174,12 +178,14 @@ class Recorder:
 
     def meeting(self, name: str, meeting: Meeting) -> None:
         """Record what the conductor has told a member for an attempt. ``name``: the member."""
+        self._count = max(self._count, meeting.attempt + 1)
         told = {key: value for key, value in _plain(meeting).items() if key not in ("notices", "host")}
         self.tell("Meeting", member=name, **told)
 
     def restart(self, why: str, restarts: int | None = None, *, counted: bool | None = None) -> None:
         """Record why an attempt has ended that another one follows. None: the next meeting says it."""
-        self.tell("Restarting", why=why, restarts=restarts, counted=counted)
+        attempt = {"attempt": self._count - 1} if self._is_head else {}
+        self.tell("Restarting", **attempt, why=why, restarts=restarts, counted=counted)
 
     def add(self, text: str, received_ns: int, offset_ns: int | None) -> None:
         """Record a line of another host; a text that is no such line is ignored.
@@ -240,8 +246,9 @@ class Recorder:
     def _hear_outcome(self, outcome: Outcome) -> None:
         if outcome.last.plan.is_conducted:
             return  # the head knows how the job ends
+        count = self._count if self._is_head else outcome.count
         judgement = judge_attempt(outcome.last) if self.judged is None else self.judged()
-        self.tell("JobEnded", code=outcome.code, attempts=outcome.count, verdict=_verdict(judgement))
+        self.tell("JobEnded", code=outcome.code, attempts=count, verdict=[*_verdict(judgement), *self.beside])
 
 
 def _verdict(judgement: Judgement | None) -> list[str]:

@@ -276,7 +276,7 @@ def make_figure(spans: Sequence[Span]) -> Any:
     for one in spans:
         if one.is_mark and one.name == "Restarting":
             axes.axvline((one.begin_ns - zero_ns) / 1e9, color="black", linestyle=":", linewidth=1)
-    step = -(-len(rows) // MOST_LABELS)
+    step = max(-(-len(rows) // MOST_LABELS), 1)
     axes.set_yticks(range(0, len(rows), step), [_label(*track, whole=True) for track in rows[::step]])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, max(max(one.end_ns for one in spans) - zero_ns, 1) * 1.02 / 1e9)

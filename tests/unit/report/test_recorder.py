@@ -128,6 +128,17 @@ def test_a_meeting_has_the_sizes_of_all_nodes() -> None:
     assert (line["member"], line["attempt"], line["local_world_sizes"]) == ("host n1", 1, [2, 3])
 
 
+def test_a_head_counts_the_attempts_of_the_hosts_and_says_why_none_ran() -> None:
+    book = Book(is_head=True)
+    for attempt in (0, 1):
+        book.recorder.meeting("host n1", Meeting(attempt, 0, (2,), "a", 29500))
+    book.recorder.restart("rank 1 failed first")
+    book.recorder.beside = ("error: no host is there",)
+    *_, restart, end_ = book.hear(Outcome(1, (WELL,)))
+    assert (restart["attempt"], restart["restarts"]) == (1, None)
+    assert (end_["attempts"], end_["verdict"]) == (2, ["error: no host is there"])
+
+
 class TestLinesOfOtherHosts:
     def test_they_keep_their_fields_and_get_ours(self) -> None:
         there, here = Book(), Book(is_head=True)
