@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog=COMMAND.name,
-        usage="%(prog)s [JOB ...]",
+        usage="%(prog)s [OPTIONS] [JOB ...]",
         description="Wait for jobs that dsl --detach has started, and end with their exit code.",
         formatter_class=HelpFormatter,
     )

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
     from dsl.autotune.setup import Setup
 
-SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {"preempt_signal": "USR1"}
+SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {
+    "preempt_signal": "USR1",
+    "doctor": "",
+}
 
 
 @pytest.mark.parametrize("dest", [option.dest for option in COMMAND_LINE.options])
