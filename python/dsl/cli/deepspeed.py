@@ -134,7 +134,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         is_strict=options.strict,
         detaches=options.detach,
         stacks_on_failure=options.stacks_on_failure,
-        events=options.events,
+        events=options.events or None,
     )
 
 

@@ -377,7 +377,6 @@ COMMON = {
         ),
         value(
             OURS, "--events", "FILE", "append what happens to the job to FILE, as lines of JSON",
-            read=filled("the path of a file"),
         ),
     ),
     "showing the plan": (

@@ -17,7 +17,7 @@ use crate::supervisor::watched::Watched;
 const WAITING: i32 = 16;
 
 /// How often we make a folder that vanishes.
-const TRIES: usize = 8;
+const TRIES: usize = 64;
 
 /// A listening socket, which is removed with this value.
 pub(crate) struct Callers {
