@@ -28,7 +28,8 @@ OFTEN = {"skip", "loader", "stopped", "ended"}
 QUIET = """
 import sys, time
 from dsl.observe.jobs import running_jobs
-(job,) = running_jobs()
+(job,) = [one for one in running_jobs() if sys.argv[2] in one.view.words]
+print(job.view.pid)
 def look():
     time.sleep(0.2)
     return {rank.rank: rank.cpu_ms for node in job.look("status")[0] for rank in node.ranks}
@@ -55,9 +56,10 @@ def test_the_rank_that_hangs_is_named_with_its_line_and_its_host(
         until(lambda: all(file.exists() for file in files) or job.poll() is not None, 120)
         assert job.poll() is None, "the job has ended"
         computing = str(ODD) if kind in ("python_loop", "c_loop", "thrash") else ""
-        hosts[0].run([sys.executable, "-c", QUIET, computing], env=env, check=True)
+        quiet = [sys.executable, "-c", QUIET, computing, str(tmp_path)]
+        pid = hosts[0].run(quiet, env=env, check=True).stdout.strip()
         begin = time.monotonic()
-        answer = hosts[0].run([dsl_command.with_name("dsl-stacks")], env=env, check=True)
+        answer = hosts[0].run([dsl_command.with_name("dsl-stacks"), pid], env=env, check=True)
         took_s = time.monotonic() - begin
         if kind == "frozen":
             hosts[1].run(["fsfreeze", "-u", tmp_path / "frozen"], check=True)

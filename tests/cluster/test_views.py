@@ -26,6 +26,8 @@ import json, sys
 from dsl.observe.jobs import running_jobs
 found = []
 for job in running_jobs():
+    if sys.argv[1] not in job.view.words:
+        continue
     nodes, missing = job.look("status")
     ranks = {f"{node.host} {rank.rank}": rank.pid for node in nodes for rank in node.ranks}
     found.append([job.view.nodes, job.view.workers, job.view.is_whole, ranks, missing])
@@ -33,9 +35,12 @@ print(json.dumps(found))
 """
 
 
-def look(host: Host, folder: Path) -> Any:
-    """What a view on this host sees: nodes, workers, whether that is all, the pids of the ranks, missing hosts."""
-    command = [sys.executable, "-c", LOOK]
+def look(host: Host, folder: Path, program: Path) -> Any:
+    """What a view on this host sees: nodes, workers, whether that is all, the pids of the ranks, missing hosts.
+
+    The hosts share the directories of sockets with this machine, so jobs of other tests are passed over.
+    """
+    command = [sys.executable, "-c", LOOK, str(program)]
     result = host.run(command, env={"XDG_RUNTIME_DIR": str(folder)}, timeout_s=60)
     return json.loads(result.stdout)
 
@@ -63,15 +68,15 @@ def test_one_view_shows_the_ranks_of_all_hosts(
         tmp_path / "seen",
     ]
     env = {"DS_ACCELERATOR": "cpu", "XDG_RUNTIME_DIR": str(tmp_path), **backend.env}
-    with hosts[0].start(line, env=env, cwd=tmp_path) as job:
+    with hosts[0].start(line, env=env, cwd=tmp_path) as job, contextlib.ExitStack() as stack:
+        stack.callback(job.kill)
         until(lambda: len(complete_lines(tmp_path / "seen")) == 4, timeout_s=60)
         lines = complete_lines(tmp_path / "seen")
         pids = {rank: int(pid) for rank, pid in (one.split() for one in lines)}
-        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path)
+        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path, program)
         assert (nodes, workers, is_whole, missing) == (3, 4, True, [])
         places = {"0": "node0", "1": "node1", "2": "node1", "3": "node2"}
         assert ranks == {f"{places[rank]} {rank}": pid for rank, pid in pids.items()}
-        job.kill()
 
 
 def test_node_0_shows_all_nodes_and_another_node_its_part(
@@ -93,8 +98,8 @@ def test_node_0_shows_all_nodes_and_another_node_its_part(
             stack.enter_context(job)
             stack.callback(job.kill)
         until(lambda: len(complete_lines(tmp_path / "seen")) == 4, timeout_s=60)
-        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path / "run0")
+        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[0], tmp_path / "run0", program)
         assert (nodes, workers, is_whole, missing) == (2, 4, True, [])
         assert sorted(ranks) == ["node0 0", "node0 1", "node1 2", "node1 3"]
-        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[1], tmp_path / "run1")
+        ((nodes, workers, is_whole, ranks, missing),) = look(hosts[1], tmp_path / "run1", program)
         assert (workers, is_whole, sorted(ranks)) == (4, False, ["node1 2", "node1 3"])

@@ -51,6 +51,7 @@ SOON = 1 << 62
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the sockets, which no other test uses."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return tmp_path / "dsl"

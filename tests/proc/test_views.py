@@ -35,6 +35,7 @@ OPEN: list[RunningJob] = []
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of the sockets, which no other test uses. The views of a test are closed after it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     yield tmp_path / "dsl"
     while OPEN:
         OPEN.pop().close()

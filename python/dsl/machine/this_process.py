@@ -58,7 +58,7 @@ def socket_folders() -> list[str]:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     found = [runtime, f"/run/user/{uid}"]
     usable = [f"{one}/dsl" for one in found if one[:1] == "/" and os.access(one, os.W_OK | os.X_OK)]
-    return list(dict.fromkeys([*usable, f"{temp_dir()}/dsl-{uid}", f"/tmp/dsl-{uid}"]))  # noqa: S108
+    return list(dict.fromkeys([*usable, f"{temp_dir()}/dsl-{uid}"]))
 
 
 def remove_sockets(pid: int) -> None:
