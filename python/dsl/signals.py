@@ -1,8 +1,12 @@
-"""Names of signals, and a parser for the lists of signals that users write."""
+"""Names of signals, a parser for the lists of signals that users write, and threads that get no signal."""
 
 from __future__ import annotations
 
 from dsl.lists import parse_number, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Linux numbers; the signal module would take a millisecond of every launch.
 SIGNALS = {
@@ -77,3 +81,15 @@ def parse_signals(
             raise OptionError(f"{option} {quote(text)}: {problem}")
         found[number] = None
     return tuple(found)
+
+
+def start_thread(work: Callable[[], None], name: str) -> None:
+    """Start a daemon thread to which no signal of the process goes: they are for its other threads."""
+    import signal
+    from threading import Thread
+
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        Thread(target=work, daemon=True, name=name).start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

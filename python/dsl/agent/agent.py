@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeAlias
 
     from dsl import Exit, LaunchSpec, Supervisor
+    from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.failure_look import FailureLook
-    from dsl.agent.views import Elsewhere, Views
+    from dsl.agent.views import Views
     from dsl.model.node import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
     from dsl.model.outcome import Membership

@@ -102,7 +102,7 @@ class Background:
         self._tell_shell()
 
     def settle(self) -> None:
-        """What is said from here on is for the job's output alone, not for the shell."""
+        """From here on, lines of ours go to the job's output alone, not to the shell."""
         if self._said < 0:
             self._said = os.fstat(1).st_size
 

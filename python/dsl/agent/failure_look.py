@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-from threading import Thread
 
 from dsl._record import replace
 from dsl.model.observation import Look, RankStatus
 from dsl.observe.taker import take_stacks
+from dsl.signals import start_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,12 +37,7 @@ class FailureLook:
         self._ranks = [RankStatus(worker.rank, worker.local_rank, pid) for worker, pid in pairs if pid]
         self._is_read = False
         self._ours, self._theirs = socket.socketpair()
-        # Signals of the process are for its other threads.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            Thread(target=self._take, daemon=True, name="dsl-failure-look").start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        start_thread(self._take, "dsl-failure-look")
 
     def _take(self) -> None:
         with self._theirs:

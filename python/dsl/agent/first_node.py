@@ -13,9 +13,9 @@ import time
 from dsl import SignalReceived, Stopping
 from dsl._record import replace
 from dsl.agent.agent import LONGEST_POLL_MS
+from dsl.agent.elsewhere import Elsewhere
 from dsl.agent.joining import objection
 from dsl.agent.policy import END_ACTIONS, signal_code
-from dsl.agent.views import Elsewhere
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.terms import fixed_places

@@ -10,10 +10,10 @@ import os
 import time
 
 from dsl import Ended, SignalReceived, Stopping, __version__
+from dsl.agent.elsewhere import Elsewhere
 from dsl.agent.policy import GO_ON
 from dsl.agent.session import Crew, Hooks, Session
 from dsl.agent.starters import KeyTold, Killed, Missing, Starters
-from dsl.agent.views import Elsewhere
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Show, Speak
 from dsl.conductor.terms import reached_terms, seats_of

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from dsl import GuardOutcome
     from dsl.agent.agent import Channel, Listener, Policy, Source
     from dsl.agent.background import Background
+    from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.planner import Planner
     from dsl.agent.timers import FileTimers
-    from dsl.agent.views import Elsewhere
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan

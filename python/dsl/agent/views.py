@@ -6,11 +6,8 @@ The main thread of the agent only takes the callers. What a view does or leaves 
 from __future__ import annotations
 
 import os
-import time
-from itertools import count
 
 from dsl import EngineError, __version__
-from dsl._record import replace
 from dsl.agent.statuses import statuses
 from dsl.devices.gpu_use import GpuUse
 from dsl.errors import JobFormatError
@@ -31,20 +28,17 @@ from dsl.model.observation import (
     gather,
 )
 from dsl.report.speak import complain, say
+from dsl.signals import start_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator, Mapping
-    from queue import SimpleQueue
-    from typing import TypeAlias
+    from collections.abc import Callable, Iterator
 
     from dsl import Supervisor
+    from dsl.agent.elsewhere import Elsewhere, Question
     from dsl.agent.statuses import State
-    from dsl.control.hub import Link
     from dsl.model.node import NodePlan, WorkerPlan
-
-    Question: TypeAlias = Look | SignalRank
 
 MOST_VIEWS = 16
 """Views into a job at a time. Further ones are turned away."""
@@ -54,76 +48,7 @@ IDLE_S = 600.0
 """A view that asks nothing for so long is ended."""
 SEND_S = 10.0
 """A view that takes nothing for so long is ended."""
-ANSWER_S = 8.0
-"""How long we wait for the answers of other hosts."""
 CHUNK = 1 << 16
-
-
-class Elsewhere:
-    """The members of a job on other hosts, as far as views are concerned.
-
-    ``links`` returns the present links, by place; ``name`` the name of a place for the user. ``workers`` and
-    ``nodes`` are the numbers of the whole job; ``words`` its program; None: those of the agent's own plan.
-    ``has_own``: our own workers are ranks of the job, too, not the programs that reach hosts. ``tee`` copies
-    the members' output, which is shown here, to a descriptor; None: they show it elsewhere.
-    """
-
-    def __init__(
-        self,
-        links: Callable[[], Mapping[int, Link]],
-        name: Callable[[int], str],
-        *,
-        nodes: int,
-        workers: int | None = None,
-        words: tuple[str, ...] | None = None,
-        has_own: bool = False,
-        tee: Callable[[int], None] | None = None,
-    ) -> None:
-        self.tee = tee
-        self._links, self._name = links, name
-        self.nodes, self.workers, self.words, self.has_own = nodes, workers, words, has_own
-        self._answers: dict[int, SimpleQueue[tuple[int, object]]] = {}
-        self._numbers = count(1)
-
-    def hear(self, place: int, message: object) -> bool:
-        """Whether a message is the answer of a member to a view; then it is passed on."""
-        if not isinstance(message, (Relayed, NodeStacks, Signalled, Looked)):
-            return False
-        queue = self._answers.get(message.number)
-        if queue is not None:
-            queue.put((place, message))
-        return True
-
-    def look(self, look: Question) -> Iterator[object]:
-        """Ask all members at once. Returns their answers, as they come, and a `Looked` at last."""
-        from queue import SimpleQueue
-
-        number = next(self._numbers)
-        queue = self._answers[number] = SimpleQueue()
-        links = dict(self._links())
-        for link in links.values():
-            link.send(replace(look, number=number))
-        missing = {place for place, link in links.items() if not link.is_lost}
-        return self._answers_of(look, number, queue, missing)
-
-    def _answers_of(
-        self, look: Question, number: int, queue: SimpleQueue[tuple[int, object]], missing: set[int]
-    ) -> Iterator[object]:
-        from queue import Empty
-
-        deadline_s = time.monotonic() + ANSWER_S
-        try:
-            while missing:
-                place, answer = queue.get(timeout=max(deadline_s - time.monotonic(), 0.0))
-                if isinstance(answer, Looked):
-                    missing.discard(place)
-                else:
-                    yield replace(answer, number=look.number)
-        except Empty:
-            pass
-        finally:
-            del self._answers[number]
-        yield Looked(look.number, tuple([self._name(place) for place in sorted(missing)]))
 
 
 class Views:
@@ -180,9 +105,6 @@ class Views:
         self._begin(tell)
 
     def _begin(self, work: Callable[..., None], caller: socket.socket | None = None) -> None:
-        import signal
-        from threading import Thread
-
         with self._lock:
             is_crowded = self._count >= MOST_VIEWS
             self._count += not is_crowded
@@ -206,12 +128,7 @@ class Views:
                 with self._lock:
                     self._count -= 1
 
-        # Signals of the process are for its other threads.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            Thread(target=run, daemon=True, name="dsl-view").start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        start_thread(run, "dsl-view")
 
     def _serve(self, caller: socket.socket) -> None:
         def send(message: object) -> None:

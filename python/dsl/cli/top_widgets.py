@@ -19,7 +19,7 @@ from textual.widgets import OptionList, Static
 
 
 class RowsView(ScrollView, can_focus=True):
-    """The lines of the table, of which only the visible ones are drawn."""
+    """The lines of the table. Only visible lines are drawn."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ LATE = (
     "has not answered in time: look whether it hangs, and whether `ssh HOST true` does; if that hangs, too, "
     "large packets may be lost on the way (MTU)"
 )
-"""What is said of a host that does not answer."""
+"""The problem of a host that does not answer."""
 
 
 class Examination:

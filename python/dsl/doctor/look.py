@@ -165,7 +165,7 @@ def _of_devices(named: str, environ: Mapping[str, str], facts: Facts) -> dict[st
     holders = processes.left_over()
     if environ.get("DS_ACCELERATOR") == "cpu":
         return {"accelerator": "cpu", "holders": holders}
-    named = "" if named == "cpu" else named  # the CPU stands in for devices that are hidden, too
+    named = "" if named == "cpu" else named  # also if all devices are hidden
     kind = named or environ.get("DS_ACCELERATOR") or facts.devices.other_name or "cuda"
     try:
         count = facts.devices.cuda_count if kind == "cuda" else facts.devices.other_count(kind, environ)

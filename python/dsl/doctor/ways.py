@@ -197,7 +197,7 @@ RANK: tuple[Answer, ...] = ("", "listens", "small", "refuses", "stranger", "sile
 
 
 def knock(addresses: Sequence[str], port: int, within_s: float = TRY_S) -> Answer:
-    """What answers at a port of a host; nothing is said there."""
+    """What answers at a port of a host. We send nothing."""
     answers: list[Answer] = []
     for address in addresses[:MOST_ADDRESSES]:
         try:

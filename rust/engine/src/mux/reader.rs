@@ -172,7 +172,7 @@ impl Reader {
                     self.link.wake.ring();
                 }
                 Order::LastLines(report) => {
-                    // Fails if whoever asked does not wait any more.
+                    // Fails if the caller no longer waits.
                     let _ = report.send(self.last_lines());
                 }
                 Order::Finish(finish) => next = Next::Finish(finish),
