@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 RUN := scripts/with-environment --tests --
 PYTEST := $(RUN) python -m pytest
+# The theme tells of the next version of mkdocs at every start.
+SITE := NO_MKDOCS_2_WARNING=1 scripts/with-environment --tests --docs -- mkdocs
 REPEATS ?= 50
 
 .PHONY: help
@@ -82,9 +84,14 @@ stubtest: ## compare the extension's stub with the built extension
 	$(RUN) python -m mypy.stubtest dsl._core --mypy-config-file pyproject.toml
 
 .PHONY: docs
-docs: ## write docs/api.md anew; check links, headings and guarantees of the documents
+docs: ## write docs/api.md anew; check the documents; build the site into target/site
 	$(RUN) python scripts/api_docs.py
 	$(RUN) python scripts/check_docs.py
+	$(SITE) build --quiet
+
+.PHONY: docs-serve
+docs-serve: ## show the site at http://127.0.0.1:8000 while you write
+	$(SITE) serve
 
 .PHONY: guarantees
 guarantees: ## list the guarantees of docs/design.md, each with the tests that hold it

@@ -1,13 +1,13 @@
 """Set up everything the project needs on this machine, then become the given command.
 
-    environment.py [--tests] [--release] [--torch] [--frameworks] [--cluster] [--] command...
+    environment.py [--tests] [--release] [--torch] [--frameworks] [--cluster] [--docs] [--] command...
 
 Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), finds or installs a Rust toolchain and a linker,
 builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--release``
 those of a release, ``--frameworks`` torch and the training frameworks that are tested with the package,
 ``--cluster`` the programs of the hosts that tests across several nodes start (a cache of the user; nothing of
-it is installed). What is already there is reused: the second run takes a moment. Uses the standard library
-only.
+it is installed), ``--docs`` what builds the site. What is already there is reused: the second run takes a
+moment. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -169,14 +169,14 @@ def install_groups(python: str, done: dict[str, str]) -> None:
     done["groups"] = state
 
 
-def install_release_tools(python: str, done: dict[str, str]) -> None:
-    """What builds and judges the wheels that are published."""
+def install_tools(python: str, group: str, what: str, done: dict[str, str]) -> None:
+    """The tools of a group, unless the list has not changed since they were installed."""
     state = digest([ROOT / "pyproject.toml"])
-    if done.get("release") == state:
+    if done.get(group) == state:
         return
-    say("installing the release tools (zig among them, 100 MB)")
-    call(python, "-m", "pip", "install", "--quiet", "--group", "release")
-    done["release"] = state
+    say(f"installing {what}")
+    call(python, "-m", "pip", "install", "--quiet", "--group", group)
+    done[group] = state
 
 
 def install_frameworks(python: str, env: dict[str, str], done: dict[str, str]) -> None:
@@ -241,7 +241,7 @@ def prepare_cluster(python: str, env: dict[str, str]) -> None:
     call(python, "-m", "kit.cluster", env=env)
 
 
-def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool, cluster: bool) -> dict[str, str]:
+def set_up(wanted: argparse.Namespace) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     with turn():
         python = venv_python()
@@ -251,16 +251,18 @@ def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool, cluster
         upgrade_pip(python)
         env = with_rust(python, env)
         done: dict[str, str] = json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
-        if tests:
+        if wanted.tests:
             install_groups(python, done)
-        if release:
-            install_release_tools(python, done)
+        if wanted.release:
+            install_tools(python, "release", "the release tools (zig among them, 100 MB)", done)
+        if wanted.docs:
+            install_tools(python, "docs", "what builds and tests the site (60 MB)", done)
         install_package(python, env, done)
-        if torch or frameworks:
+        if wanted.torch or wanted.frameworks:
             install_torch(python)
-        if frameworks:
+        if wanted.frameworks:
             install_frameworks(python, env, done)
-        if cluster:
+        if wanted.cluster:
             prepare_cluster(python, env)
         STAMP.write_text(json.dumps(done), encoding="utf-8")
     return env
@@ -278,16 +280,11 @@ def main() -> None:
     parser.add_argument(
         "--cluster", action="store_true", help="with what the hosts run in tests across nodes (as root)"
     )
+    parser.add_argument("--docs", action="store_true", help="with what builds and tests the site")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    env = set_up(
-        tests=args.tests,
-        release=args.release,
-        torch=args.torch,
-        frameworks=args.frameworks,
-        cluster=args.cluster,
-    )
+    env = set_up(args)
     if command:
         try:
             os.execvpe(command[0], command, env)
