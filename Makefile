@@ -43,6 +43,10 @@ test-package: ## what is shipped: the wheel, the source archive, and the wheels 
 test-pythons: ## Python tests on 3.10 and on the newest Python of this machine
 	scripts/test pythons
 
+.PHONY: test-site
+test-site: ## the site: its links, and its pages in a browser
+	scripts/test site
+
 .PHONY: test-proc
 test-proc: ## tests that start real workers on this machine
 	scripts/test proc matrix
@@ -91,7 +95,7 @@ docs: ## write docs/api.md anew; check the documents; build the site into target
 
 .PHONY: docs-serve
 docs-serve: ## show the site at http://127.0.0.1:8000 while you write
-	$(SITE) serve
+	$(SITE) serve --no-strict
 
 .PHONY: guarantees
 guarantees: ## list the guarantees of docs/design.md, each with the tests that hold it

@@ -1,13 +1,14 @@
 """Set up everything the project needs on this machine, then become the given command.
 
-    environment.py [--tests] [--release] [--torch] [--frameworks] [--cluster] [--docs] [--] command...
+    environment.py [--tests] [--release] [--torch] [--frameworks] [--cluster] [--docs] [--site]
+                   [--] command...
 
 Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), finds or installs a Rust toolchain and a linker,
 builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--release``
 those of a release, ``--frameworks`` torch and the training frameworks that are tested with the package,
 ``--cluster`` the programs of the hosts that tests across several nodes start (a cache of the user; nothing of
-it is installed), ``--docs`` what builds the site. What is already there is reused: the second run takes a
-moment. Uses the standard library only.
+it is installed), ``--docs`` what builds the site, ``--site`` also the browser that reads it in tests. What
+is already there is reused: the second run takes a moment. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -241,6 +242,22 @@ def prepare_cluster(python: str, env: dict[str, str]) -> None:
     call(python, "-m", "kit.cluster", env=env)
 
 
+def prepare_browser() -> None:
+    """Chromium, where it can be installed. Without it the tests in a browser say so."""
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    if any(map(shutil.which, names)):
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        say("tests in a browser will be skipped: they need Chromium (`sudo apt-get install chromium`)")
+        return
+    call("apt-get", "update", "-qq")
+    # Ubuntu's package is only a reference to a snap.
+    if output("apt-cache", "show", names[0]):
+        install_debian_packages(names[0], needed_for="a browser")
+    else:
+        say(f"tests in a browser will be skipped: apt-get has no {names[0]} here")
+
+
 def set_up(wanted: argparse.Namespace) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     with turn():
@@ -255,7 +272,7 @@ def set_up(wanted: argparse.Namespace) -> dict[str, str]:
             install_groups(python, done)
         if wanted.release:
             install_tools(python, "release", "the release tools (zig among them, 100 MB)", done)
-        if wanted.docs:
+        if wanted.docs or wanted.site:
             install_tools(python, "docs", "what builds and tests the site (60 MB)", done)
         install_package(python, env, done)
         if wanted.torch or wanted.frameworks:
@@ -264,6 +281,8 @@ def set_up(wanted: argparse.Namespace) -> dict[str, str]:
             install_frameworks(python, env, done)
         if wanted.cluster:
             prepare_cluster(python, env)
+        if wanted.site:
+            prepare_browser()
         STAMP.write_text(json.dumps(done), encoding="utf-8")
     return env
 
@@ -280,7 +299,8 @@ def main() -> None:
     parser.add_argument(
         "--cluster", action="store_true", help="with what the hosts run in tests across nodes (as root)"
     )
-    parser.add_argument("--docs", action="store_true", help="with what builds and tests the site")
+    parser.add_argument("--docs", action="store_true", help="with what builds the site")
+    parser.add_argument("--site", action="store_true", help="with what builds the site, and a browser")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -43,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
     """The text of a page with the links of the site, and with pictures that follow its switch of colours."""
+    if page.file.src_uri == "changelog.md":
+        page.meta["search"] = {"boost": 0.1}  # it has every word
     source = Path(page.file.abs_src_path or "")
     repository = (config.repo_url or "").rstrip("/")
 
@@ -53,6 +55,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
 
     both = r"![\g<words>](\g<light>#only-light) ![\g<words>](\g<dark>#only-dark)"
     return LINK.sub(link, PICTURE.sub(both, markdown))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Tables in a frame that scrolls, and that the keyboard reaches."""
+    frame = '<div class="wide" tabindex="0">'
+    return html.replace("<table>", f"{frame}<table>").replace("</table>", "</table></div>")
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """The theme's page, but its search has a name, and it asks the repository's host for no figures."""
+    output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    return output.replace('data-md-component="source"', "")
 
 
 def site_link(source: Path, target: str, repository: str) -> str:

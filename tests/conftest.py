@@ -45,6 +45,7 @@ ALLOWED_SKIPS = (
     "needs an NVIDIA GPU",
     "needs root",
     "needs apt-get",
+    "needs Chromium",
     "needs a NUMA machine",
     "needs several CPUs",
     "needs a writable cgroup v2",

@@ -1,0 +1,219 @@
+"""The site as its readers get it: built from the documents, and read in a browser on a wide and on a narrow screen."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDE, NARROW = ({"width": 1280, "height": 800}, {"width": 390, "height": 844})
+
+# The colours and the frame are the same on all of a page: the begin of a long list, table or text stands for its rest.
+SHORTEN = """document.querySelectorAll(
+    ".md-content tr:nth-child(n+5), .md-nav__item:nth-child(n+8), .md-content__inner > :nth-child(n+50)"
+).forEach(element => element.remove())"""
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    result = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> list[str]:
+    """Paths of all pages, as their addresses have them."""
+    found = [file.parent.relative_to(site).as_posix() for file in sorted(site.rglob("index.html"))]
+    return ["" if page == "." else f"{page}/" for page in found]
+
+
+class Links(HTMLParser):
+    """What a page links to and loads, and the names that others can link to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.followed: list[str] = []
+        self.loaded: list[str] = []
+        self.names: set[str] = set()
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.names.add(values.get("id", ""))
+        if tag == "a" and "href" in values:
+            self.followed.append(values["href"])
+        elif tag == "link" and values.get("rel") not in {"canonical", "prev", "next"}:
+            self.loaded.append(values["href"])
+        elif "src" in values:
+            self.loaded.append(values["src"])
+
+
+def test_every_link_inside_the_site_leads_to_a_page_and_to_a_heading(site: Path, pages: list[str]) -> None:
+    links = {f"/{page}": Links(site / page / "index.html") for page in pages}
+    broken = []
+    for page, found in links.items():
+        for target in found.followed + found.loaded:
+            address = urlsplit(urljoin(page, target))
+            if address.scheme:
+                continue
+            path = unquote(address.path)
+            file = site / path.lstrip("/")
+            there = file.is_file() or (file / "index.html").is_file()
+            named = not address.fragment or unquote(address.fragment) in links[path].names if there else False
+            if not (there and named):
+                broken.append(f"{page} links to {target}")
+    assert not broken
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path, pages: list[str]) -> None:
+    loaded = {target for page in pages for target in Links(site / page / "index.html").loaded}
+    styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
+    loaded.update(re.findall(r"url\([\"']?([^\"')]+)", styles))
+    loaded.update(re.findall(r"@import[^;]*", styles))
+    assert not [
+        target for target in loaded if urlsplit(target).scheme not in {"", "data"} or "//" in target[:2]
+    ]
+
+
+def test_links_to_documents_of_the_repository_lead_to_their_pages(site: Path, pages: list[str]) -> None:
+    followed = {target for page in pages for target in Links(site / page / "index.html").followed}
+    assert not [one for one in followed if re.search(r"/(blob|raw)/main/(docs/|README|CHANGELOG)", one)]
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The browser without a window."""
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    program = next((path for path in map(shutil.which, names) if path), None)
+    if program is None:
+        pytest.skip("needs Chromium, which the set-up installs as root on Debian")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def read(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Opens an empty tab that reads the site, with settings of its own; the test ends it."""
+    contexts = []
+
+    def tab(**settings: object) -> Any:
+        contexts.append(browser.new_context(base_url=address, **settings))
+        return contexts[-1].new_page()
+
+    yield tab
+    for context in contexts:
+        context.close()
+
+
+def sideways(tab: Any) -> int:
+    """How many pixels of the page lie beside the screen."""
+    return int(tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+@pytest.mark.parametrize("screen, colours", [(WIDE, "light"), (NARROW, "dark")])
+@pytest.mark.timeout(180)
+def test_every_page_fits_the_screen_and_has_no_errors(
+    read: Callable[..., Any], pages: list[str], address: str, screen: dict[str, int], colours: str
+) -> None:
+    tab = read(viewport=screen, color_scheme=colours)
+    troubles: list[str] = []
+    tab.on("console", lambda message: troubles.append(f"{tab.url}: {message.type}: {message.text}"))
+    tab.on("pageerror", lambda error: troubles.append(f"{tab.url}: {error}"))
+    tab.on(
+        "request", lambda one: troubles.extend([] if one.url.startswith((address, "data:")) else [one.url])
+    )
+    half = 0 if colours == "light" else 1
+    for number, page in enumerate(pages):
+        tab.goto(page)
+        if sideways(tab):
+            troubles.append(f"{tab.url} is {sideways(tab)} pixels wider than the screen")
+        if number % 2 == half:
+            troubles += [f"{tab.url}: {fault}" for fault in serious(tab)]
+    assert not troubles
+
+
+def serious(tab: Any) -> list[str]:
+    """What keeps some readers from reading the page, as axe judges it."""
+    tab.evaluate(SHORTEN)
+    found = Axe().run(tab, options={"resultTypes": ["violations"]}).response["violations"]
+    return [
+        f"{fault['id']}: {fault['nodes'][0]['html'][:200]}"
+        for fault in found
+        if fault["impact"] in {"serious", "critical"}
+    ]
+
+
+@pytest.mark.parametrize("screen", [WIDE, NARROW])
+def test_the_search_finds_what_to_do_about_a_hang(read: Callable[..., Any], screen: dict[str, int]) -> None:
+    tab = read(viewport=screen)
+    tab.goto("")
+    if screen is NARROW:
+        tab.locator("label[for=__search]").first.click()
+    tab.get_by_role("textbox", name="Search").press_sequentially("hang")
+    tab.locator(".md-search-result__link").first.wait_for()
+    first = tab.locator(".md-search-result__item").first
+    assert "hang" in first.inner_text().lower()
+    assert "changelog" not in first.locator("a").first.get_attribute("href")
+
+
+def test_a_button_switches_to_dark_colours_which_stay(read: Callable[..., Any]) -> None:
+    tab = read(viewport=WIDE, color_scheme="light")
+    tab.goto("")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = tab.evaluate(background)
+    tab.get_by_title("Dark colours").click()
+    tab.wait_for_function(f"{background} !== '{light}'")
+    tab.goto("cli/")
+    assert tab.evaluate(background) != light
+
+
+@pytest.mark.parametrize("screen", [WIDE, NARROW])
+def test_pages_can_be_read_without_javascript(
+    read: Callable[..., Any], pages: list[str], screen: dict[str, int]
+) -> None:
+    tab = read(viewport=screen, java_script_enabled=False)
+    for page in pages:
+        tab.goto(page)
+        assert tab.locator(".md-content h1").first.is_visible(), page
+        last = tab.locator(".md-content__inner > *:not(form, .md-source-file)").last
+        last.scroll_into_view_if_needed()
+        assert last.is_visible(), page
+        assert sideways(tab) == 0, page
