@@ -1,4 +1,4 @@
-"""Launchers of others start through us when they are made to as docs/functions.md says: its own words are run."""
+"""Launchers of others start through us when they are made to as docs/from-frameworks.md says: its own words are run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sysconfig.get_path("scripts"))
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "functions.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from-frameworks.md"
 JOB_TIMEOUT_S = 120
 pytestmark = [pytest.mark.timeout(2 * JOB_TIMEOUT_S)]
 

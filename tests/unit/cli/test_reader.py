@@ -254,8 +254,8 @@ def test_the_default_of_a_face_is_that_of_both_readers(local_rank_arg: str) -> N
 def _documented() -> list[tuple[str, list[str]]]:
     """Command lines that the documents show as code: (command, its words)."""
     found = []
-    for name in ("README.md", "docs/cli.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         shown = [
             line.strip()
             for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
@@ -267,7 +267,7 @@ def _documented() -> list[tuple[str, list[str]]]:
         for line in shown:
             match = re.match(r"(?:[A-Z_]+=\S+ )*(dsl|dslrun) (.*)", line)
             words = shlex.split(match[2], comments=True) if match else []
-            if match and words and "[OPTIONS]" not in words and not words[-1].startswith("-"):
+            if match and any(word.endswith(".py") for word in words):
                 found.append((match[1], words))
     return found
 
