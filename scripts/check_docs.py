@@ -1,4 +1,4 @@
-"""Check the documents without a network: links, headings, guarantees without a test, the API page.
+"""Check the documents without a network: links, headings, guarantees without a test, the generated pages.
 
 README is also shown where the package is published, so its links are absolute. They are checked as the files
 of this checkout that they name.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import api_docs  # beside this script
 import guarantees  # as above
+import messages  # as above
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)")
@@ -96,11 +97,11 @@ def main() -> None:
     """Print every problem and end with 1 if there is one."""
     files = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     problems = [line for file in files for line in broken_links(file)] + faults_of_guarantees()
-    problems += api_docs.problems()
+    problems += api_docs.problems() + messages.problems()
     print(
         "\n".join(problems)
         if problems
-        else f"{len(files)} documents: links, guarantees and the API page hold"
+        else f"{len(files)} documents: links, guarantees and generated pages hold"
     )
     sys.exit(bool(problems))
 

@@ -114,8 +114,10 @@ class JobFolders:
 
     def _failure(self, error: OSError) -> JobFolderError:
         reason = (error.strerror or "").lower()
-        mend = "mend that, or set XDG_STATE_HOME to another directory"
-        return JobFolderError(f"the output of jobs cannot be kept in {quote(self.path)}: {reason}, {mend}")
+        return JobFolderError(
+            f"the output of jobs cannot be kept in {quote(self.path)}: {reason}, "
+            "mend that, or set XDG_STATE_HOME to another directory"
+        )
 
     def jobs(self) -> list[BackgroundJob]:
         """The jobs of this machine, the newest first."""
