@@ -1,4 +1,4 @@
-"""Check the documents without a network: links, headings, guarantees without a test, the generated pages.
+"""Check the documents without a network: links, headings, guarantees without a test, generated pages, words.
 
 README is also shown where the package is published, so its links are absolute. They are checked as the files
 of this checkout that they name.
@@ -14,6 +14,7 @@ from pathlib import Path
 import api_docs  # beside this script
 import guarantees  # as above
 import messages  # as above
+import word_list  # as above
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)")
@@ -93,10 +94,36 @@ def faults_of_guarantees() -> list[str]:
     ]
 
 
+def faults_of_words() -> list[str]:
+    """One line for each word of the documents and of the package that this project does not use.
+
+    Passed over: the change log, which is history, and the API page, which has the words of the package.
+    """
+    lines = [
+        (path, *line)
+        for path in _pages()
+        if path.name not in {"CHANGELOG.md", "api.md"}
+        for line in prose(path)
+    ]
+    for path in (ROOT / "python").rglob("*.py"):
+        lines += [(path, *line) for line in word_list.python_prose(path.read_text(encoding="utf-8"))]
+    return sorted(
+        fault
+        for path, number, line in lines
+        for fault in word_list.faults(f"{path.relative_to(ROOT)}:{number}", line)
+    )
+
+
+def _pages() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def main() -> None:
     """Print every problem and end with 1 if there is one."""
     files = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-    problems = [line for file in files for line in broken_links(file)] + faults_of_guarantees()
+    problems = (
+        [line for file in files for line in broken_links(file)] + faults_of_guarantees() + faults_of_words()
+    )
     problems += api_docs.problems() + messages.problems()
     print(
         "\n".join(problems)

@@ -134,7 +134,7 @@ def test_an_agent_that_ends_at_once_is_noticed_at_once(
     assert time.monotonic() - begin_s < 20
     assert result.returncode == 1
     assert told(result) == [
-        f"error: host node1: its agent did not start: nothing was said (exit code {code})"
+        f"error: host node1: its agent did not start: it printed nothing (exit code {code})"
     ]
 
 

@@ -472,7 +472,7 @@ class Agent:
         for listener in self._listeners:
             try:
                 listener.hear(event)
-            except Exception as error:  # noqa: BLE001  what is told never changes what is done
+            except Exception as error:  # noqa: BLE001  what listeners do never changes what the agent does
                 complain(self._plan.command, error)
 
 

@@ -165,7 +165,7 @@ class OtherNode:
         return self._meeting
 
     def _loss(self, reason: str) -> Judgement:
-        """What follows for this node when node 0 is lost: nobody else judges any more."""
+        """What follows for this node when node 0 is lost: no other node judges any more."""
         meeting, host = self._meeting, self._first_host
         count = 0 if meeting is None else meeting.local_world_sizes[0]
         absence = Absence(f"node 0 ({host})", f"it {reason}", rank_count=count)

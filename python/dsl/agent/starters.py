@@ -411,4 +411,4 @@ def unreachable(host: str, lines: Sequence[str], status: int) -> str:
         mend = ", install the same version of dsl there"
     elif status == 127:
         mend = ", the same interpreter has to be there (python=PATH in the hostfile names another)"
-    return f"its agent did not start: {last or 'nothing was said'} (exit code {status}){mend}"
+    return f"its agent did not start: {last or 'it printed nothing'} (exit code {status}){mend}"

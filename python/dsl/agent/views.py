@@ -1,6 +1,6 @@
 """Answers views into a running job. Imported when somebody looks; each view has a thread of its own.
 
-The main thread of the agent only takes the callers. What a view does or leaves undone delays nobody else.
+The main thread of the agent only takes the callers. What a view does or leaves undone delays only itself.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ INSTEAD = {
         "run_path": "nothing to say: a script is run by a new interpreter",
         "numa_binding": "--bind auto or --bind_cores_to_rank",
         "log_line_prefix_template": "the variable TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-        "local_rank_arg": "--no_local_rank, else a script is told --local_rank=N",
+        "local_rank_arg": "--no_local_rank, else each script gets --local_rank=N",
         "use_env": "--no_local_rank",
     },
     TORCHRUN: {

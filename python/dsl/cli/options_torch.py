@@ -62,7 +62,7 @@ _OPTIONS = {
         ),
         value(
             TORCHRUN, "--rdzv-backend", "NAME",
-            "how nodes find each other: static, c10d, etcd, etcd-v2, or one that is registered with torch",
+            "how nodes find each other: static, c10d, etcd, etcd-v2, or a backend registered with torch",
             "static", is_slip=True,
         ),
         value(

@@ -194,7 +194,7 @@ class Parser(argparse.ArgumentParser):
         return list({id(item[0]): item for item in reversed(found)}.values())[::-1]
 
     def error(self, message: str) -> NoReturn:
-        """End with 2 and one line. For an unknown option, the line names the one that was probably meant."""
+        """End with 2 and one line. For an unknown option, it names the one you probably mean."""
         subject, _, rest = message.partition(": ")
         names = subject.removeprefix("argument ")
         if subject == "unrecognized arguments":

@@ -1,4 +1,4 @@
-"""One attempt of a job: who takes part, what they are told, and how it has ended for each of them."""
+"""One attempt of a job: who takes part, what they get to know, and how it has ended for each of them."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def resolve_rocm(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int,
     """Positions of the AMD devices with these names that a process sees, in its order.
 
     ROCR's variable chooses first, then HIP's among the rest. HIP reads ``HIP_VISIBLE_DEVICES``, or
-    ``CUDA_VISIBLE_DEVICES`` if the former is not set.
+    ``CUDA_VISIBLE_DEVICES`` if that is not set.
     """
     left = resolve(environ.get("ROCR_VISIBLE_DEVICES"), len(names), names, ROCR)
     value = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))

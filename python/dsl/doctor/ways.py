@@ -1,7 +1,7 @@
 """Tries the ways between hosts: a port that answers connections, and connections to such ports.
 
-Each side sends enough for many packets of full size, so a network that loses large ones shows. Whoever
-connects gets some bytes without a meaning, and no more than `MOST_CALLERS` of them.
+Each side sends enough for many packets of full size, so a network that loses large ones shows. A
+caller gets some bytes without a meaning, and at most `MOST_CALLERS` callers get them.
 """
 
 from __future__ import annotations

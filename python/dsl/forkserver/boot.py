@@ -37,7 +37,7 @@ def start(path: str) -> None:
     try:
         from dsl.forkserver.server import serve
     except ImportError as error:
-        # For example a Python without the global lock, or one that is too old.
+        # For example a Python without the global lock, or a Python that is too old.
         raise SystemExit(f"this Python cannot load the extension of dsl: {error}") from None
 
     def forget() -> None:

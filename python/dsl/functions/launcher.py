@@ -283,7 +283,7 @@ def _ended_elsewhere(outcome: Outcome, judgement: Judgement | None) -> str:
     from dsl.report.other_nodes import told
 
     failures = [one for one in outcome.last.news if isinstance(one, PeerFailure)]
-    return told(failures[-1]) if failures else "the nodes of the job cannot go on without one that has left"
+    return told(failures[-1]) if failures else "the nodes of the job cannot go on without one of them"
 
 
 class Logger:

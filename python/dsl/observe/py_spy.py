@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DUMP_S = 1.5
 """Most time for one stack."""
 MOST_FRAMES = 48
-"""Frames of a thread that are told: the innermost ones."""
+"""Most frames of a thread in an answer: the innermost ones."""
 LONGEST_NAME = 120
 LONGEST_PATH = 300
 MOST_BYTES = 16 << 20

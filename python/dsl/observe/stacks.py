@@ -43,7 +43,7 @@ LOOK_S = 0.2
 AT_ONCE = 8
 """Workers whose stacks are taken at the same time."""
 MOST_THREADS = 24
-"""Threads of a worker that are told."""
+"""Most threads of a worker in an answer."""
 MOST_CHILDREN = 4
 """Python descendants of a worker at whose stacks we look."""
 BUSY = 0.1

@@ -124,7 +124,7 @@ class Narrator:
             self._ended += 1
         elif isinstance(event, AttemptStarted):
             self._plan, self._ended = event.plan, 0
-            if event.plan.attempt:  # the notices of the first attempt were said before the job began
+            if event.plan.attempt:  # the user has heard the notices of the first attempt before the job began
                 for notice in event.plan.notices:
                     self.note(notice)
         elif isinstance(event, Notice):

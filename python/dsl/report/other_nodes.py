@@ -125,7 +125,7 @@ class OtherNodes:
         if has_failed:
             if others:
                 self._say(f"also failed: {told(others[0])}", "error")
-        elif len(others) == len(self._failures):  # else the end of the job was said
+        elif len(others) == len(self._failures):  # else the user has heard of the end of the job
             if others:
                 self._say(told(others[0]), "error")
             elif self._lost:

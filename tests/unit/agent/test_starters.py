@@ -133,7 +133,7 @@ def test_what_a_program_writes_last_is_waited_for_but_not_long() -> None:
 @pytest.mark.parametrize(
     "said, status, why",
     [
-        ("", 127, "did not start: nothing was said (exit code 127), the same interpreter has to be there"),
+        ("", 127, "did not start: it printed nothing (exit code 127), the same interpreter has to be there"),
         ("No module named dsl", 1, "(exit code 1), install the same version of dsl there"),
         ("unknown option\nusage: ssh [-x]\n          [-y]", 255, "cannot be reached: unknown option, check"),
     ],

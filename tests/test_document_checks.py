@@ -1,9 +1,8 @@
-"""docs/troubleshooting.md has a row for each message with a mend, and no row without a message."""
+"""What lint looks for in the documents: rows of docs/troubleshooting.md, and words that we do not use."""
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,21 @@ import pytest
 if TYPE_CHECKING:
     from types import ModuleType
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "messages.py"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("messages", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["messages"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("messages")
 
 
 @pytest.fixture
@@ -70,3 +72,32 @@ def test_the_end_of_other_messages_needs_a_row_above_the_tables(script: ModuleTy
     (fault,) = script.row_faults("", sources)
     assert "choose one above 1023" in fault
     assert script.row_faults("| `port … is taken by …` | | choose one above 1023 |\n", sources) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Take one that is free.",
+        "It does not wait, nor does it poll.",
+        "In order to start, utilize a hostfile.",
+        "The coordinator starts each worker process.",
+    ],
+)
+def test_a_word_that_we_do_not_use_is_found(line: str) -> None:
+    (fault, *_) = load("word_list").faults("docs/cli.md:1", line)
+    assert fault.startswith("docs/cli.md:1: write ")
+
+
+def test_words_in_code_and_plain_words_are_left_alone() -> None:
+    check = load("word_list").faults
+    assert (
+        check("docs/cli.md:1", "`whoever` is a name; the controller-runtime and the worker that is free")
+        == []
+    )
+
+
+def test_comments_and_texts_of_modules_are_read() -> None:
+    source = 'x = 1  # whoever\ny = f"{x} in order to"\nwhoever = """a\nprior to"""\n'
+    lines = dict(load("word_list").python_prose(source))
+    assert sorted(lines) == [1, 2, 3, 4]
+    assert "prior to" in lines[4]
