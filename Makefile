@@ -94,6 +94,10 @@ docs: ## write docs/api.md and the tables of docs/troubleshooting.md anew; check
 	$(RUN) python scripts/check_docs.py
 	$(SITE) build --quiet
 
+.PHONY: pictures
+pictures: ## draw the pictures of the documents: diagrams, a recorded run, the charts of `make bench`
+	scripts/with-environment --tests --docs -- python scripts/pictures.py
+
 .PHONY: docs-serve
 docs-serve: ## show the site at http://127.0.0.1:8000 while you write
 	$(SITE) serve --no-strict

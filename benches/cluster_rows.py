@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benches.measure import Row, in_turns, medians, spread
+from benches.measure import Bars, Row, in_turns, medians, spread
 from kit.cluster import MPI, Cluster, Slurm, find_mpi
 from kit.waiting import until
 
@@ -56,7 +56,8 @@ def start(programs: Programs, scripts: Path, hosts: int, workers: int, repeats: 
     for name, bar in (("pdsh + torchrun", 3.0), ("deepspeed", 5.0)):
         detail = f"{spread(values[name], 1, 's')} against {spread(values['dsl'], 1, 's')}"
         what = f"{hosts} hosts x {workers}, start to first line, {name} / dsl"
-        rows.append(Row(what, middle[name] / middle["dsl"], "x", bar, False, detail))
+        bars = Bars("hosts", f"{hosts} hosts with {workers} workers each", middle)
+        rows.append(Row(what, middle[name] / middle["dsl"], "x", bar, False, detail, bars))
     return rows
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benches.measure import Row, failed, in_turns, medians, spread, wall_s
+from benches.measure import Bars, Row, failed, in_turns, medians, spread, wall_s
 from kit import processes
 from kit.waiting import until
 
@@ -158,7 +158,8 @@ def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_ru
     middle = medians(values)
     detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
     name = f"{workers} workers import torch, torchrun / dslrun with a fork server"
-    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+    bars = Bars("imports", f"{workers} workers", middle)
+    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail, bars)
 
 
 def against_floor(programs: Programs, most: int, bar: float, repeats: int) -> Row:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from benches.measure import Row, in_turns, medians, spread, wall_s
+from benches.measure import Bars, Row, in_turns, medians, spread, wall_s
 from kit.waiting import until
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def against_peers(programs: Programs, scripts: Path, repeats: int) -> list[Row]:
     rows = []
     for name, bar in (("torchrun", 25.0), ("deepspeed", 70.0)):
         detail = f"{spread(values[name], 1, 's')} against {spread(values['dsl'], 1000, 'ms')}"
-        rows.append(Row(f"64 x true, {name} / dsl", middle[name] / middle["dsl"], "x", bar, False, detail))
+        ratio = middle[name] / middle["dsl"]
+        bars = Bars("launch", "64 workers", middle)
+        rows.append(Row(f"64 x true, {name} / dsl", ratio, "x", bar, False, detail, bars))
     return rows
 
 

@@ -19,6 +19,17 @@ LAST_LINES = 80
 """Of a command that failed: torchrun tells of each rank in six, behind what the ranks have said."""
 
 
+class Bars(NamedTuple):
+    """What a chart shows of a row: how long each program took."""
+
+    chart: str
+    """The chart of `benches/charts.py`."""
+    group: str
+    """What was asked of all of them; the bars of a chart stand together by it."""
+    seconds: dict[str, float]
+    """The median of each program."""
+
+
 class Row(NamedTuple):
     """One measured value against its bar."""
 
@@ -30,6 +41,8 @@ class Row(NamedTuple):
     """True if the value must not exceed the bar, False if it must reach it."""
     detail: str
     """The numbers behind the value."""
+    bars: Bars | None = None
+    """What a chart shows of it, if one does."""
 
     @property
     def passed(self) -> bool:

@@ -25,6 +25,7 @@ if str(ROOT) not in sys.path:  # started as a file, not with -m
 
 from benches import (  # noqa: E402  needs the path above
     autotuning_rows,
+    charts,
     cluster_rows,
     control_rows,
     elastic_rows,
@@ -245,6 +246,7 @@ def _write(facts: dict[str, str | int | float], rows: list[Row], lines: list[str
     report = {"time": stamp, "machine": facts, "rows": results}
     (directory / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
     (directory / "bench.md").write_text("\n".join(lines) + "\n")
+    charts.draw([row.bars for row in rows if row.bars], facts, directory)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benches.measure import Row, in_turns, medians, spread, wall_s
+from benches.measure import Bars, Row, in_turns, medians, spread, wall_s
 from kit.waiting import until
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def launches(programs: Programs, scripts: Path, workers: int, bar: float, repeat
     """Workers that end at once, the whole command."""
     ours, theirs = both(programs, scripts)
     name = f"{workers} x true, torchrun / dslrun"
-    return _ratio(name, bar, repeats, ours, theirs, lambda one: wall_s(one.line(workers, [TRUE])))
+    chart = ("workers", workers)
+    return _ratio(name, bar, repeats, ours, theirs, lambda one: wall_s(one.line(workers, [TRUE])), chart)
 
 
 def restart(programs: Programs, scripts: Path, workers: int, repeats: int) -> Row:
@@ -83,7 +84,7 @@ def failure_to_end(programs: Programs, scripts: Path, workers: int, bar: float, 
             return (end_ns - int((Path(directory) / "fail").read_text())) / 1e9
 
     name = f"one of {workers} fails to end, torchrun / dslrun"
-    return _ratio(name, bar, repeats, ours, theirs, take)
+    return _ratio(name, bar, repeats, ours, theirs, take, ("failure", workers))
 
 
 def stubborn(programs: Programs, scripts: Path, repeats: int) -> Row:
@@ -158,10 +159,18 @@ def _fail(programs: Programs, command: Command, workers: int, folder: Path, *opt
 
 
 def _ratio(
-    name: str, bar: float, repeats: int, ours: Command, theirs: Command, take: Callable[[Command], float]
+    name: str,
+    bar: float,
+    repeats: int,
+    ours: Command,
+    theirs: Command,
+    take: Callable[[Command], float],
+    chart: tuple[str, int] | None = None,
 ) -> Row:
+    """A row of both medians; a chart shows them in its group for that number of workers."""
     takers = {ours.name: lambda: take(ours), theirs.name: lambda: take(theirs)}
     values = in_turns(takers, repeats, slow={theirs.name: max(3, repeats // 3)})
     middle = medians(values)
     detail = f"{spread(values[theirs.name], 1, 's')} against {spread(values[ours.name], 1000, 'ms')}"
-    return Row(name, middle[theirs.name] / middle[ours.name], "x", bar, False, detail)
+    bars = chart and Bars(chart[0], f"{chart[1]} worker{'s' * (chart[1] > 1)}", middle)
+    return Row(name, middle[theirs.name] / middle[ours.name], "x", bar, False, detail, bars)

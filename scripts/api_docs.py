@@ -24,9 +24,8 @@ MODULES = ("dsl", "dsl.functions", "dsl.run", "dsl.launch", "dsl.runner", "dsl.e
 HEAD = """\
 # API
 
-What programs import, in the words of the docstrings: `make docs` writes this page, and nobody else. How to
-use it all is told in the [README](../README.md#as-a-library), in [functions.md](functions.md) and in
-[events.md](events.md).
+What programs import, in the words of the docstrings: only `make docs` writes this page. How to use it all is
+in [functions.md](functions.md) and in [events.md](events.md).
 """
 WIDTH = 100
 """Characters of a signature in one line."""

@@ -43,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
     """The text of a page with the links of the site, and with pictures that follow its switch of colours."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # the bar above has it
     if page.file.src_uri == "changelog.md":
         page.meta["search"] = {"boost": 0.1}  # it has every word
     source = Path(page.file.abs_src_path or "")
