@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+playwright = pytest.importorskip("playwright.sync_api")
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE, NARROW = ({"width": 1280, "height": 800}, {"width": 390, "height": 844})
@@ -134,8 +135,8 @@ def browser() -> Iterator[Any]:
     program = next((path for path in map(shutil.which, names) if path), None)
     if program is None:
         pytest.skip("needs Chromium, which the set-up installs as root on Debian")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield started
         started.close()
 
@@ -186,7 +187,7 @@ def test_every_page_fits_the_screen_and_has_no_errors(
 def serious(tab: Any, part: str) -> list[str]:
     """What keeps some readers from reading a part of the page, as axe judges it."""
     tab.evaluate(SHORTEN)
-    found = Axe().run(tab, part).response["violations"]
+    found = axe.Axe().run(tab, part).response["violations"]
     return [
         f"{fault['id']}: {fault['nodes'][0]['html'][:200]}"
         for fault in found
