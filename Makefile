@@ -99,7 +99,7 @@ pictures: ## draw the pictures of the documents: diagrams, a recorded run, the c
 	scripts/with-environment --tests --docs -- python scripts/pictures.py
 
 .PHONY: docs-serve
-docs-serve: ## show the site at http://127.0.0.1:8000 while you write
+docs-serve: ## show the site at http://127.0.0.1:8000/dsl/ while you write
 	$(SITE) serve --no-strict
 
 .PHONY: guarantees

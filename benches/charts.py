@@ -26,7 +26,7 @@ def draw(measured: Iterable[Bars], machine: Mapping[str, object], folder: Path) 
     charts: dict[str, dict[str, dict[str, float]]] = {}
     for bars in measured:
         charts.setdefault(bars.chart, {})[bars.group] = bars.seconds
-    below = f"{machine['cpus']} cores of an {machine['cpu']}, Linux {machine['kernel']}"
+    below = f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {machine['kernel']}"
     for name, groups in charts.items():
         for scheme in COLOURS:
             _draw_chart(TITLES[name], groups, below, scheme, folder / f"{name}-{scheme}.svg")

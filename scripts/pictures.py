@@ -111,7 +111,7 @@ def draw_charts(folder: Path) -> None:
         print("no charts were drawn: run `make bench` first", file=sys.stderr)
         return
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    bars = [Bars(*row["bars"]) for row in results["rows"] if row["bars"]]
+    bars = [Bars(*row["bars"]) for row in results["rows"] if row.get("bars")]
     charts.draw(bars, results["machine"], folder)
 
 

@@ -104,6 +104,10 @@ def test_links_to_documents_of_the_repository_lead_to_their_pages(site: Path, pa
     assert not [one for one in followed if re.search(r"/(blob|raw)/main/(docs/|README|CHANGELOG)", one)]
 
 
+def test_the_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def test_diagrams_are_drawn_from_the_text_beside_them(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "pictures.py", "--diagrams", tmp_path], check=True)
     names = [file.name for file in tmp_path.iterdir()]
