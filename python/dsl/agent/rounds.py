@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dsl import Exit
 from dsl.agent.session import Crew, Session
-from dsl.launchers.base import plan_starts
+from dsl.facts import Facts
+from dsl.launchers.base import Start, plan_starts
 from dsl.launchers.ssh import SSH_FAILED
+from dsl.model.node import NodePlan
 from dsl.model.outcome import Membership, Outcome
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_workers, reason, survivor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl import Exit
-    from dsl.facts import Facts
-    from dsl.launchers.base import Start
-    from dsl.model.node import NodePlan
 
 COMMAND, SSH = "dsl-ssh", "ssh"
 GRACE_S = 5.0

@@ -6,16 +6,12 @@ DeepSpeed's options take a config as URL-safe base64 in place of the path. A scr
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from dsl._record import record
-from dsl.autotune.section import AUTOTUNING
+from dsl.autotune.section import AUTOTUNING, Section
 from dsl.errors import AutotuningError
 from dsl.lists import parse_number, quote, shorten, show
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dsl.autotune.section import Section
 
 MICRO_BATCH = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"

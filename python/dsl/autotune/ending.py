@@ -5,19 +5,14 @@ Words in the output never make an experiment fail if it ended well. They only te
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from dsl._record import record
-from dsl.autotune.experiment import Result
+from dsl.autotune.experiment import Outcome, Result
 from dsl.autotune.section import is_number
 from dsl.lists import shorten
-from dsl.model.judgement import NO_EVIDENCE
+from dsl.model.judgement import NO_EVIDENCE, Judgement
 from dsl.report.verdict import verdict
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dsl.autotune.experiment import Outcome
-    from dsl.model.judgement import Judgement
 
 OUT_OF_MEMORY = (
     "out of memory",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from dsl._record import record
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Literal
-
-    Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
+Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
 
 PROFILE_NAME = "profile_model_info"
 """Name of the experiment that only looks at the model."""

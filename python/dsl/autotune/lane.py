@@ -8,6 +8,8 @@ stdin, and writes answers to stdout: the messages of `dsl.autotune.experiment`, 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
 from dsl._record import record, replace
@@ -16,26 +18,25 @@ from dsl.agent.policy import decide
 from dsl.agent.session import Crew, Hooks, Session
 from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.errors import DslError
-from dsl.facts import this_machine
+from dsl.facts import Facts, this_machine
 from dsl.model.codec import from_line, to_line
-from dsl.model.node import Route
-from dsl.model.outcome import AttemptEnded, AttemptOutcome, AttemptStarted, Decision, Membership, Outcome
+from dsl.model.node import NodePlan, Route, WorkerPlan
+from dsl.model.outcome import (
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptStarted,
+    Decision,
+    History,
+    Membership,
+    Outcome,
+)
+from dsl.model.request import Request
 from dsl.plan.job import plan_job
 from dsl.report import speak
 from dsl.report.narrator import Narrator
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, TypeAlias
-
-    from dsl.facts import Facts
-    from dsl.model.node import NodePlan, WorkerPlan
-    from dsl.model.outcome import History
-    from dsl.model.request import Request
-
-    Reader: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], tuple[Request, Any]]
-    """Makes the request of the words of a command line and an environment. Raises DslError."""
+Reader: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], tuple[Request, Any]]
+"""Makes the request of the words of a command line and an environment. Raises DslError."""
 
 READ_BYTES = 65536
 

@@ -5,13 +5,11 @@ DeepSpeed's estimate, corrected where it ignores the config: bfloat16, offload a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dsl._record import record
 from dsl.autotune.ds_config import ZERO
 from dsl.autotune.section import MOST_BYTES, is_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Numbers of four bytes that an optimizer keeps for each parameter. Adam and its like keep two.
 _STATES = {"sgd": 0, "lion": 1, "muon": 1, "adagrad": 1}

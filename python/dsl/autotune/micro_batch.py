@@ -6,23 +6,17 @@ just below the largest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from dsl._record import record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
 from dsl.autotune.experiment import Experiment
-from dsl.autotune.results import why_not
-from dsl.autotune.section import is_count
+from dsl.autotune.results import Entry, Results, Steps, why_not
+from dsl.autotune.section import Section, is_count
 from dsl.autotune.spaces import first_config, without_nulls
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, show
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dsl.autotune.results import Entry, Results, Steps
-    from dsl.autotune.section import Section
 
 MARKED = 0.05
 """The search goes on in a direction only if a micro batch is better by this share."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH
+from collections.abc import Collection, Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH
 
 _LONGEST = 180
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-=")

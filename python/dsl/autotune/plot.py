@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dsl.autotune.ds_config import MICRO_BATCH
+from dsl.autotune.experiment import Summary, Trial
 from dsl.autotune.section import is_number
 from dsl.autotune.tuning_summary import differences
 from dsl.lists import shorten
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dsl.autotune.experiment import Summary, Trial
 
 FAILED_HEIGHT = 0.03
 """Height of the marks for failed runs of the first line, as a share of the plot: they have no value."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TypeVar
+
 from dsl._record import replace
 from dsl.autotune.ds_config import TRAIN_BATCH, fingerprint
-from dsl.autotune.experiment import Experiment, Space, Summary, Tie, Trial
-from dsl.autotune.section import AUTOTUNING, read_metric
+from dsl.autotune.experiment import Experiment, Result, Space, Summary, Tie, Trial
+from dsl.autotune.section import AUTOTUNING, Section, read_metric
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
-    from typing import TypeVar
-
-    from dsl.autotune.experiment import Result
-    from dsl.autotune.section import Section
-
-    _T = TypeVar("_T")
-    Steps = Generator[tuple[Experiment, ...], Mapping[str, Result], _T]
+_T = TypeVar("_T")
+Steps = Generator[tuple[Experiment, ...], Mapping[str, Result], _T]
 
 MOST_TIES = 3
 """Most configs that are measured again at a time: the best and the next best."""

@@ -9,17 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EINVAL, ENOTSUP
 from json import dumps, loads
 from shutil import rmtree
+from typing import Any, BinaryIO
 
 from dsl.errors import AutotuningError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any, BinaryIO
 
 MARKER = ".dsl-autotuning"
 """A file by which dsl knows a folder that it has made."""

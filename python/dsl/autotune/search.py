@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dsl.autotune.ds_config import STAGE, ZERO, without_tuning
-from dsl.autotune.experiment import PROFILE_NAME, Experiment
-from dsl.autotune.memory import estimate, read_model
-from dsl.autotune.micro_batch import NotFound, Stage, read_batches, with_batch, with_stage
-from dsl.autotune.results import Results, Stopped
+from dsl.autotune.experiment import PROFILE_NAME, Experiment, Resources, Summary
+from dsl.autotune.memory import Model, estimate, read_model
+from dsl.autotune.micro_batch import Found, NotFound, Stage, read_batches, with_batch, with_stage
+from dsl.autotune.results import Entry, Results, Steps, Stopped
 from dsl.autotune.samplers import make_sampler
-from dsl.autotune.section import AUTOTUNING
+from dsl.autotune.section import AUTOTUNING, Section
 from dsl.autotune.spaces import Grid, count_own, first_config, own_grid, zero_grid
 from dsl.errors import AutotuningError
 from dsl.lists import show
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dsl.autotune.experiment import Resources, Summary
-    from dsl.autotune.memory import Model
-    from dsl.autotune.micro_batch import Found
-    from dsl.autotune.results import Entry, Steps
-    from dsl.autotune.section import Section
 
 _STAGES = (0, 1, 2, 3)
 # With `model_info`, DeepSpeed may treat a run as a profile.

@@ -5,17 +5,14 @@ Keys and defaults are those of ``deepspeed.autotuning`` (0.19.8). Keys that only
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, Literal, NoReturn, TypeGuard
 
 from dsl._record import record
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, MOST_SECONDS, parse_size, show
 from dsl.model.job import Notice
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Literal, NoReturn, TypeGuard
 
 AUTOTUNING = "autotuning"
 """Key of the section in a config."""

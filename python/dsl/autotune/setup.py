@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 
 from dsl._record import record
+from dsl.autotune.ds_config import ConfigWord
+from dsl.autotune.experiment import Resources
+from dsl.autotune.section import Section
 from dsl.model.job import Host
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dsl.autotune.ds_config import ConfigWord
-    from dsl.autotune.experiment import Resources
-    from dsl.autotune.section import Section
 
 START = (
     "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl.__main__ import main; "

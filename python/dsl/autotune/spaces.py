@@ -6,6 +6,7 @@ the ZeRO stages are DeepSpeed's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -15,10 +16,6 @@ from dsl.autotune.names import dotted_name, full_name
 from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
 from dsl.lists import show
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MOST_POINTS = 20_000
 """Most configs of a space, so that a mistake in its lists does no harm."""

@@ -16,19 +16,14 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
 
 from dsl import Ended, EngineError, Exited, LaunchSpec, Output, Started, Stdio, Supervisor, WorkerSpec
 from dsl._record import record
-from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, StopExperiment
+from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, Order, StopExperiment
 from dsl.model.codec import from_line, to_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import FrameType
-    from typing import Any
-
-    from dsl.autotune.experiment import Order
 
 MARGIN_S = 1.0
 """Seconds after the grace of its workers, for the command of an experiment to end."""

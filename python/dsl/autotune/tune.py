@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from shlex import join
 
 from dsl import _own_process
@@ -17,8 +18,9 @@ from dsl.autotune.ds_config import (
     resolve_auto,
     without_tuning,
 )
-from dsl.autotune.experiment import GRACE_S, Resources
+from dsl.autotune.experiment import GRACE_S, Experiment, Resources, Summary
 from dsl.autotune.progress_bar import Progress
+from dsl.autotune.results import Steps
 from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
 from dsl.autotune.setup import REPLACED, START, Setup, UserWords, count_lanes, digest_of, dsl_words
@@ -27,25 +29,15 @@ from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.errors import AutotuningError, FilterError
-from dsl.facts import this_machine
+from dsl.facts import Facts, this_machine
 from dsl.lists import shorten
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
-from dsl.model.request import LEVELS, ElasticRequest
+from dsl.model.request import LEVELS, ElasticRequest, Request
 from dsl.output.routes import needs_run_dir
-from dsl.plan.hosts import choose_hosts
+from dsl.plan.hosts import ActiveHosts, choose_hosts
 from dsl.plan.job import plan_job
 from dsl.report.speak import say
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dsl.autotune.experiment import Experiment, Summary
-    from dsl.autotune.results import Steps
-    from dsl.facts import Facts
-    from dsl.model.request import Request
-    from dsl.plan.hosts import ActiveHosts
 
 COMMAND = "dsl"
 

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from collections.abc import Mapping, Sequence
 from shlex import join
 
 from dsl import __version__
 from dsl._record import replace
 from dsl.autotune.ds_config import encode, experiment_words, fingerprint, without_tuning
 from dsl.autotune.ending import Ending, judge
-from dsl.autotune.experiment import Order, Result
+from dsl.autotune.experiment import Experiment, Order, Result, Summary
+from dsl.autotune.progress_bar import Progress
+from dsl.autotune.results import Steps
 from dsl.autotune.section import AUTOTUNING, metric_keys
-from dsl.autotune.setup import SlotPool, dsl_words
-from dsl.autotune.tuning_folders import END, PATH_KEYS
+from dsl.autotune.setup import Setup, SlotGroup, SlotPool, dsl_words
+from dsl.autotune.trials import Done, Runners
+from dsl.autotune.tuning_folders import END, PATH_KEYS, Folders
 from dsl.errors import AutotuningError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dsl.autotune.experiment import Experiment, Summary
-    from dsl.autotune.progress_bar import Progress
-    from dsl.autotune.results import Steps
-    from dsl.autotune.setup import Setup, SlotGroup
-    from dsl.autotune.trials import Done, Runners
-    from dsl.autotune.tuning_folders import Folders
-
 
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
 """Keys of the section that matter to an experiment; the other keys matter only to the search."""

@@ -7,15 +7,11 @@ counts once.
 
 from __future__ import annotations
 
-from dsl.autotune.section import AUTOTUNING
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import Any
-
-    from dsl.autotune.experiment import Resources, Summary
-    from dsl.autotune.section import Section
+from dsl.autotune.experiment import Resources, Summary
+from dsl.autotune.section import AUTOTUNING, Section
 
 GLOBAL = "global"
 """Name of the last row of the table, which has the best of all spaces."""

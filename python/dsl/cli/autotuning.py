@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+
 from dsl.autotune.setup import UserWords
 from dsl.autotune.tune import tune
 from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.cli.reader import Options
 from dsl.errors import OptionError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from dsl.cli.reader import Options
-    from dsl.model.request import Request
+from dsl.model.request import Request
 
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.preflight import file_problems
@@ -11,22 +13,15 @@ from dsl.doctor.look import look_here
 from dsl.doctor.page import exit_code, page
 from dsl.doctor.ways import knock
 from dsl.errors import DslError
+from dsl.facts import Facts
 from dsl.lists import parse_number
 from dsl.model.health import MeetingLook
-from dsl.model.job import Job, MeetingPoint
-from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.model.job import Job, MeetingPoint, Notice
+from dsl.model.request import DEFAULT_MASTER_PORT, Request
 from dsl.plan.environ import inherited_environment
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import show_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl.facts import Facts
-    from dsl.model.job import Notice
-    from dsl.model.request import Request
 
 STORE_PORT = 29400
 """Where the store of torch's rendezvous listens if the user names no port."""

@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
 from dsl.doctor.proxies import unproxied
-from dsl.model.health import Symptom
+from dsl.model.health import Health, Symptom, Verdict
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import TypeAlias
-
-    from dsl.model.health import Health, Verdict
-
-    Found: TypeAlias = Iterator[tuple[Verdict, str]]
-    """Level and text of each finding."""
+Found: TypeAlias = Iterator[tuple[Verdict, str]]
+"""Level and text of each finding."""
 
 SHM = "/dev/shm"  # noqa: S108  the shared memory itself, where nothing is made
 MEGABYTE = 1 << 20

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
 from dsl._record import record
 from dsl.control.checks import compare, skew_notice
+from dsl.control.clock import Clock
+from dsl.control.messages import Checked
 from dsl.doctor.host_checks import find_on_host
-from dsl.model.health import Symptom
+from dsl.model.health import Health, Symptom, Verdict, Way
+from dsl.model.job import Notice
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    from dsl.control.clock import Clock
-    from dsl.control.messages import Checked
-    from dsl.model.health import Health, Verdict, Way
-    from dsl.model.job import Notice
-
-    Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
-    """Level, hosts and text of each finding."""
+Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
+"""Level, hosts and text of each finding."""
 
 LAUNCH = "launch"
 """Name of all that a launch refuses, too."""

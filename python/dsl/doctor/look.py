@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dsl.doctor import processes
 from dsl.doctor.proxies import PROXIES
+from dsl.facts import Facts
 from dsl.forkserver.guess import TORCH_PACKAGES, find_imports, package_of
 from dsl.machine.cgroups import room_left
 from dsl.machine.kernel_files import list_names, read_fact
 from dsl.machine.programs import read_constants
 from dsl.model.health import Directory, Health, Interface
+from dsl.model.job import Flavour, Job
+from dsl.model.request import OutputRequest, Program
 from dsl.plan.environ import inherited_environment
 from dsl.plan.program import interpreter_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from dsl.facts import Facts
-    from dsl.model.job import Flavour, Job
-    from dsl.model.request import OutputRequest, Program
 
 INTERPRETER_S = 5.0
 """An interpreter gets this long to say its version."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dsl.doctor.host_checks import HOST_CHECKS
 from dsl.doctor.job_checks import JOB_CHECKS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl.model.health import Symptom
+from dsl.model.health import Symptom
 
 MOST_LINES = 22
 """Lines of findings that fit on a screen with the others."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from dsl.machine.kernel_files import list_names, read_fact, read_fields
 from dsl.model.health import Holder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TOKEN = b"DSL_JOB_ID="
 """Marks the processes of a job of dsl, in their environment."""

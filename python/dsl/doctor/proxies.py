@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 """Variables that name a proxy, in small or capital letters."""

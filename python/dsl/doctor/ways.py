@@ -11,15 +11,10 @@ import os
 import select
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
-from dsl.model.health import Way
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl.model.health import Answer, Target
+from dsl.model.health import Answer, Target, Way
 
 BULK = 64 * 1024
 """Bytes that each side sends."""

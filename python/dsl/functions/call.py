@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from dsl._record import replace
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
+from dsl.model.node import NodePlan
 from dsl.plan.program import CALL_FILE, RESULT_FILE, WORKER_FILE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dsl.model.node import NodePlan
 
 WORKER_PATH = os.path.abspath(_worker.__file__)
 

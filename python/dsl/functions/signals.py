@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
-    from typing import NoReturn
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 
 class SignalException(SystemExit):

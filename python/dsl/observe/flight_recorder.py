@@ -6,9 +6,7 @@ program runs in `torch.distributed.elastic.control_plane.worker_main`.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 """Variable with the path of the socket."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from dsl.errors import DslError, JobFormatError
 from dsl.lists import quote
@@ -18,17 +20,11 @@ from dsl.model.observation import (
     Looked,
     NodeStacks,
     NodeStatus,
+    Sight,
     Signalled,
     SignalRank,
     gather,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
-    from dsl.model.observation import Sight
 
 CALL_S = 5.0
 """How long a job may take to say who it is."""

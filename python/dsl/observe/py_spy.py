@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from dsl._record import record
 from dsl.machine.kernel_files import read_fact
 from dsl.model.observation import Frame
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 DUMP_S = 1.5
 """Most time for one stack."""

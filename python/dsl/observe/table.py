@@ -6,16 +6,12 @@ A row stands for one rank, or for several that do the same. Text in a row was ma
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from dsl._record import record, replace
 from dsl.lists import format_ranges
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
-
-    from dsl.model.observation import JobView, NodeStatus, RankStatus
+from dsl.model.observation import JobView, NodeStatus, RankStatus
 
 STATES = {
     "R": "running",

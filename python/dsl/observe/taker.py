@@ -8,17 +8,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator, Sequence
 
 from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import RankStacks
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from dsl.model.observation import Look, RankStatus
+from dsl.model.observation import Look, RankStacks, RankStatus
 
 TAKE_S = 5.0
 """A taker that has not answered by then is killed, unless its caller has less time."""

@@ -18,11 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Annotated, TypeAlias
 
-    Order: TypeAlias = "Open | Meet | PeerFailure | Leave | Finish"
-    Answer: TypeAlias = NodesMet | MeetingRefused | MembershipChanged | PeerFailure | Notice | NodesFinished
-
 # Text, as in `dsl.model.request`.
 Size: TypeAlias = "Annotated[int, 1, 65_536]"
+Order: TypeAlias = "Open | Meet | PeerFailure | Leave | Finish"
+Answer: TypeAlias = "NodesMet | MeetingRefused | MembershipChanged | PeerFailure | Notice | NodesFinished"
 
 
 @record

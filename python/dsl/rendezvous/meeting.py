@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from dsl.machine.network import addresses_toward, is_loopback, own_addresses, resolve
 from dsl.machine.ports import pick_free_port, port_is_free
 from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import NodesMet
+from dsl.rendezvous.delegate_messages import Answer, Meet
 from dsl.rendezvous.refusals import Refusal, why_no_connection
 from dsl.rendezvous.round_keys import (
     MASTER,
@@ -34,17 +36,17 @@ from dsl.rendezvous.round_keys import (
 )
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.store_messages import News, has_keys, wait_for
-from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
-from dsl.rendezvous.view import RoundNodes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl.rendezvous.delegate_messages import Answer, Meet
-    from dsl.rendezvous.torch_side import Site
-    from dsl.rendezvous.view import Node, View
-    from dsl.rendezvous.watch import Watcher
+from dsl.rendezvous.torch_side import (
+    Site,
+    clear_store,
+    earlier_stores,
+    host_and_port,
+    is_file,
+    is_here,
+    next_round,
+)
+from dsl.rendezvous.view import Node, RoundNodes, View
+from dsl.rendezvous.watch import Watcher
 
 ASK_S = 0.2
 """How often we check whether the awaited keys can still come."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from dsl.lists import with_port
 from dsl.model.job import Notice
-from dsl.model.nodes import NodesFinished
+from dsl.model.nodes import NodesFinished, PeerFailure
+from dsl.rendezvous.delegate_messages import Answer, Meet, Open
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
 from dsl.rendezvous.refusals import (
     Refusal,
@@ -18,31 +21,21 @@ from dsl.rendezvous.refusals import (
     refusal,
     unneeded,
 )
-from dsl.rendezvous.round_keys import arrive_at_exit, exit_keys
+from dsl.rendezvous.round_keys import Round, arrive_at_exit, exit_keys
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.store_messages import NodeFailed, NodeLeft, StateChanged
 from dsl.rendezvous.torch_side import (
     Interrupted,
     RendezvousHooks,
+    Site,
     change_state,
     host_and_port,
     node_of,
     open_site,
     stop_heartbeats,
 )
-from dsl.rendezvous.view import NodeClocks, View, end_last_call, take_out
+from dsl.rendezvous.view import Node, NodeClocks, View, end_last_call, take_out
 from dsl.rendezvous.watch import Watcher, describe_clock, wall_s
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dsl.model.nodes import PeerFailure
-    from dsl.rendezvous.delegate_messages import Answer, Meet, Open
-    from dsl.rendezvous.round_keys import Round
-    from dsl.rendezvous.torch_side import Site
-    from dsl.rendezvous.view import Node
 
 ASK_OF_MANY_S = 1.0
 """How often we ask the store of a job with many nodes while they meet, as torch does."""

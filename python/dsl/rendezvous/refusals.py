@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dsl.errors import DslError
-from dsl.model.nodes import MeetingRefused
+from dsl.model.nodes import MeetingRefused, RefusalKind
+from dsl.rendezvous.delegate_messages import Open
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.torch_side import host_and_port, is_file, where
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dsl.model.nodes import RefusalKind
-    from dsl.rendezvous.delegate_messages import Open
-    from dsl.rendezvous.view import Node, View
+from dsl.rendezvous.view import Node, View
 
 LONGEST_TEXT = 400
 PROBE_S = 2.0

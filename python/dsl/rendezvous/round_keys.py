@@ -8,6 +8,8 @@ these keys before the keys that torch's protocol waits for, so no node has to wa
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dsl._record import record
 from dsl.errors import RendezvousError
@@ -15,12 +17,6 @@ from dsl.lists import LAST_PORT, MOST_WORKERS, parse_number
 from dsl.model.job import RestartReason
 from dsl.model.request import Count, Shown
 from dsl.rendezvous.store_messages import has_keys, read_record, write_record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
 
 FACTS = "dsl/facts/"
 MASTER = ("MASTER_ADDR", "MASTER_PORT")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 from dsl._record import record
 from dsl.errors import JobFormatError
@@ -18,12 +20,7 @@ from dsl.model.nodes import PeerFailure
 from dsl.model.request import Count
 from dsl.rendezvous.view import Node
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any, TypeAlias
-
-    Item: TypeAlias = "StateChanged | NodeLeft | NodeFailed"
+Item: TypeAlias = "StateChanged | NodeLeft | NodeFailed"
 
 KEPT = 256
 """Most items kept in a store that can delete keys. A reader further behind starts with the newest."""

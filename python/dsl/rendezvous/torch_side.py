@@ -9,23 +9,18 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dsl._record import replace
 from dsl.errors import RendezvousError
 from dsl.lists import with_port
 from dsl.machine.network import is_own_address, resolve
+from dsl.model.job import MeetingPoint
+from dsl.rendezvous.delegate_messages import Open
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.store_messages import News, StateChanged
-from dsl.rendezvous.view import View, read_state
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from dsl.model.job import MeetingPoint
-    from dsl.rendezvous.delegate_messages import Open
-    from dsl.rendezvous.view import Node
+from dsl.rendezvous.view import Node, View, read_state
 
 PORTS = {"c10d": 29400, "etcd-v2": 2379, "etcd": 2379}
 """Port of a backend if the endpoint names none."""

@@ -7,12 +7,9 @@ names since 1.9; only ``redundancy_list`` is younger. The code here reads no clo
 from __future__ import annotations
 
 from calendar import timegm
+from typing import Any, TypeAlias
 
 from dsl._record import record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
 
 # Text, as in `dsl.model.request`.
 Node: TypeAlias = "tuple[str, int, int]"

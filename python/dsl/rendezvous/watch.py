@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from dsl.model.job import Notice
 from dsl.model.outcome import Membership, MembershipChanged
+from dsl.rendezvous.delegate_messages import Answer
 from dsl.rendezvous.settings import number
-from dsl.rendezvous.store_messages import NodeFailed, NodeLeft, StateChanged
-from dsl.rendezvous.torch_side import view_of
-from dsl.rendezvous.view import NodeClocks, Pulse, RoundNodes, View, missing
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl.rendezvous.delegate_messages import Answer
-    from dsl.rendezvous.store_messages import Item, News
-    from dsl.rendezvous.torch_side import Site
-    from dsl.rendezvous.view import Node
+from dsl.rendezvous.store_messages import Item, News, NodeFailed, NodeLeft, StateChanged
+from dsl.rendezvous.torch_side import Site, view_of
+from dsl.rendezvous.view import Node, NodeClocks, Pulse, RoundNodes, View, missing
 
 LOOK_S = 1.0
 """How often we read the state without news: nodes that are not ours send none, and dead nodes cannot."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 WIDTH = 33
 """Column of the values, as in ds_report."""

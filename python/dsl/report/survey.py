@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from dsl import __version__
 from dsl.doctor.host_checks import SMALL_SHM_BYTES
 from dsl.errors import DslError
+from dsl.facts import Facts
 from dsl.lists import format_ranges
 from dsl.machine.programs import find_package, find_programs
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.resources.allocation import find_allocation
 from dsl.resources.exports import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
 from dsl.resources.hostfile import parse_hostfile
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dsl.facts import Facts
 
 SCHEMA = 1
 """Raised when a key is removed or changes its meaning; new keys may come at any time."""

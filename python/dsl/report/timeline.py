@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from dsl._record import record
 from dsl.errors import TimelineError
 from dsl.printable import printable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any, TypeAlias
-
-    Line: TypeAlias = Mapping[str, Any]
+Line: TypeAlias = Mapping[str, Any]
 
 JOB, NODE = -2, -1
 """In place of a rank: the whole job, or a whole node."""
