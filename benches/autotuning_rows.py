@@ -9,15 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benches.measure import Row, wall_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from benches.programs import Programs
+from benches.programs import Programs
 
 DEEPSPEED_S = 204.0
 """What the tuner of DeepSpeed 0.19.8 took for the example, with 15 launches."""

@@ -7,13 +7,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from benches.measure import Row
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PROBE = Path(__file__).with_name("control_probe.py")
 PROCESSES = 4

@@ -8,22 +8,17 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benches.measure import Row, in_turns, medians, spread
-from benches.torchrun_rows import both
+from benches.programs import Programs
+from benches.torchrun_rows import Command, both
 from kit import processes
 from kit.elastic import EXAMPLE, steps
 from kit.waiting import until
 
 from dsl.machine.ports import pick_free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from benches.programs import Programs
-    from benches.torchrun_rows import Command
 
 # The second attempt is known by what the first one leaves: nodes of torchrun count restarts differently.
 FAILS_ONCE = """

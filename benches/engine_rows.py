@@ -6,12 +6,9 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benches.measure import Row, in_turns, medians, spread
-
-if TYPE_CHECKING:
-    from benches.programs import Programs
+from benches.programs import Programs
 
 PROBE = Path(__file__).with_name("engine_probe.py")
 

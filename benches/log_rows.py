@@ -10,20 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benches.launch_rows import settle
 from benches.measure import Row, in_turns, medians, spread
+from benches.programs import Programs
 from kit import processes
 from kit.users import as_ordinary_user
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from benches.programs import Programs
 
 PROBE = Path(__file__).with_name("log_probe.py")
 WARM_UP = 4

@@ -8,12 +8,9 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
+from typing import NamedTuple
 
 LAST_LINES = 80
 """Of a command that failed: torchrun tells of each rank in six, behind what the ranks have said."""

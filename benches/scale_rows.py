@@ -7,19 +7,15 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benches.launch_rows import settle
 from benches.measure import Row
+from benches.programs import Programs
 from kit import processes
 from kit.users import as_ordinary_user
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benches.programs import Programs
 
 COUNT_LIMIT_S = 180.0
 

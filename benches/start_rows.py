@@ -5,12 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
 from benches.measure import Row, in_turns, medians, spread, wall_s
-
-if TYPE_CHECKING:
-    from benches.programs import Programs
+from benches.programs import Programs
 
 TRUE = "/bin/true"
 FLOOR_BARS = (("dsl", 1.35), ("dslrun", 1.45))

@@ -9,10 +9,11 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benches.measure import Row
+from benches.programs import Programs
 from kit import processes
 from kit.waiting import until
 
@@ -20,11 +21,6 @@ from dsl._core import vitals
 from dsl.cli.top import REFRESH_S
 from dsl.cli.top_screen import TopApp
 from dsl.observe.jobs import RunningJob, running_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benches.programs import Programs
 
 LIMIT_S = 180.0
 PORT = 29611

@@ -15,17 +15,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kit.cluster import Cluster
-from kit.elastic import Training, etcd, rendezvous, store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kit.cluster import Host
-    from kit.elastic import Node
+from kit.cluster import Cluster, Host
+from kit.elastic import Node, Training, etcd, rendezvous, store
 
 LEAST, MOST = 2, 4
 SETTINGS = {"last_call_timeout": 1, "keep_alive_interval": 1, "read_timeout": 5, "join_timeout": 300}

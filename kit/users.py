@@ -6,13 +6,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import dsl
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NOBODY = 65534
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit.elastic import EXAMPLE, FROM, steps
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conftest import WaitUntil
+from tests.conftest import WaitUntil
 
 # Importing torch takes many seconds on a cold disk.
 pytestmark = [

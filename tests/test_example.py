@@ -6,12 +6,10 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.conftest import WaitUntil
+from tests.conftest import WaitUntil
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_ddp.py"
 

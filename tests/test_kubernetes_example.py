@@ -8,20 +8,17 @@ import re
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from tests.conftest import WaitUntil
 
 from dsl.cli import torchrun
 from dsl.model.request import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.conftest import WaitUntil
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "kubernetes" / "train.yaml"

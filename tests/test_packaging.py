@@ -10,18 +10,15 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from scripts.environment import turn
 
 import dsl
 import dsl._core
-
-if TYPE_CHECKING:
-    from email.message import Message
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("dsl", "dslrun")

@@ -8,17 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kit import processes
-from kit.cluster.site import BOOT_S, PATH, answer
+from kit.cluster.site import BOOT_S, PATH, Site, answer
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from kit.cluster.site import Site
 
 NAMESPACES = ("net", "uts", "mount", "pid", "ipc")
 

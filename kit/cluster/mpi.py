@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kit.cluster import packages
+from kit.cluster.cluster import Cluster
 from kit.cluster.site import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kit.cluster.cluster import Cluster
 
 MPI = ("openmpi4", "openmpi5", "mpich4", "mpich5", "impi", "mvapich-standin")
 """The first digit of the version, where there are two. No package has MVAPICH: see `_mvapich_standin`."""

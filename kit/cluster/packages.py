@@ -18,11 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 DEBIAN = (
     "openssh-server",           # the hosts' daemon, and with it the client of the same version

@@ -8,14 +8,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from kit.cluster.packages import Missing, debian_packages
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX = "dsl-cluster-"
 """Of a cluster's directory, and of its cgroup."""

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from kit.cluster.cluster import Cluster
+from kit.cluster.host import Host
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster.cluster import Cluster
-    from kit.cluster.host import Host
 
 READY_S = 60.0
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
-from tests.support.backends import BACKENDS, find_backend
+from tests.conftest import WaitUntil
+from tests.support.backends import BACKENDS, Backend, find_backend
 from tests.support.fleet import PLAIN, SSH, Launch, Ways, everybody
 from tests.support.steadiness import LEFT_BEHIND
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.conftest import WaitUntil
-    from tests.support.backends import Backend
 
 LEFT_S = 10.0
 """What a job may take to be gone from every host, once its command has ended."""

@@ -6,13 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from kit.cluster import Cluster
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from kit.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from subprocess import CompletedProcess
 
+from kit.cluster import Cluster
 from tests.support.tunings import Tuning
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from subprocess import CompletedProcess
-
-    from kit.cluster import Cluster
 
 UNEVEN = ("node2 slots=4", "node0 slots=2", "node1 slots=3")
 PATIENCE_S = 90.0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from kit.cluster import Cluster
 from kit.waiting import until
+from tests.support.backends import Backend
 from tests.support.jobs import complete_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.support.backends import Backend
 
 HOSTS = "node0 slots=1\nnode1 slots=2\nnode2 slots=1\n"
 WORKER = """#!/bin/sh

@@ -6,20 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from kit.cluster import Cluster, Slurm
+from kit.cluster.host import Host
 
 import dsl
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kit.cluster import Cluster, Slurm
-    from kit.cluster.host import Host
-
-    Doctor = Callable[..., tuple[int, str]]
+Doctor = Callable[..., tuple[int, str]]
 
 SCRIPT = "raise SystemExit('the doctor has started the script')\n"
 FEW_S = 5.0

@@ -6,15 +6,11 @@ import random
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.conftest import WaitUntil
+from kit.cluster import Cluster
+from tests.conftest import WaitUntil
 
 NASTY = (
     *(

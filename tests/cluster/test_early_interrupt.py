@@ -6,16 +6,12 @@ import random
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from kit.cluster import Cluster
+from kit.cluster.host import Host
 from tests.support.interrupts import assert_silent
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from kit.cluster.host import Host
 
 ENV = {"DS_ACCELERATOR": "cpu"}
 COMMANDS = {

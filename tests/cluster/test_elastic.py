@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from kit.cluster import MPI
+from kit.cluster import MPI, Cluster
 from tests.support.elastic import BOUND_S, HEARTBEAT_S, SLOTS, elastic
 from tests.support.fleet import SSH, Ways, gone_within, kill
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
 
 FAMILIES = ("ssh", "pdsh", "openmpi5", "mpich5", "slurm")
 """One launcher of each kind."""

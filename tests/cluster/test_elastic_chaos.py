@@ -9,19 +9,13 @@ import os
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
+from kit.cluster import Cluster, Host
 from kit.waiting import until
-from tests.support.elastic import HEARTBEAT_S, elastic
+from tests.support.elastic import HEARTBEAT_S, Job, elastic
 from tests.support.fleet import SSH, gone_within, kill
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Host
-    from tests.support.elastic import Job
 
 SEED = int(os.environ.get("DSL_CHAOS_SEED", "1"))
 EVENTS = int(os.environ.get("DSL_CHAOS_EVENTS", "100"))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit.cluster import Cluster
 from tests.support.elastic import HEARTBEAT_S, Job
 from tests.support.fleet import Ways, gone_within, running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 

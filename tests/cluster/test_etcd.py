@@ -5,22 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kit.cluster import Cluster
 from kit.cluster.packages import debian_packages
+from tests.conftest import WaitUntil
 from tests.support.delegates import QUICK, Nursery, driven, met, opening
 
 from dsl.model.nodes import NodesFinished, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged
 from dsl.rendezvous.delegate_messages import Finish, Leave
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.conftest import WaitUntil
 
 pytestmark = pytest.mark.torch
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from kit.cluster import Cluster
+from tests.support.backends import Backend
 from tests.support.recorded import only, recorded
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.support.backends import Backend
 
 FAILS_ONCE = """#!/bin/sh
 echo "$RANK is here"

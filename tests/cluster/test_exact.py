@@ -8,19 +8,14 @@ import os
 import random
 import re
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from kit.cluster import MPI
+from kit.cluster import MPI, Cluster
+from tests.support.backends import Backend
 
 from dsl.model.remote import RANK_LAUNCHERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.support.backends import Backend
 
 pytestmark = pytest.mark.guarantee("G5")
 

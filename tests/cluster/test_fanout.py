@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
+from kit.cluster import Cluster
 
 ENV = {"DS_ACCELERATOR": "cpu", "DSL_SSH_FANOUT": "2"}
 WORKER = """

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from kit.cluster import MPI, Cluster
+from kit.cluster import MPI, Cluster, Slurm
+from tests.conftest import WaitUntil
 from tests.support.fleet import PLAIN, SSH, WILD, Launch, Ways, gone_within, kill, running
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Slurm
-    from tests.conftest import WaitUntil
 
 pytestmark = pytest.mark.guarantee("G1", "G2", "G3", "G4")
 

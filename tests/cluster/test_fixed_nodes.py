@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from kit.cluster import Cluster
 from kit.waiting import until
 from tests.support.fleet import gone_within, lost
 from tests.support.jobs import complete_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kit.cluster import Cluster
 
 SILENCE_S = 3.0
 SOON_S = 10.0

@@ -8,14 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from kit.cluster import Cluster, Host, find_mpi, standing
-
-if TYPE_CHECKING:
-    from kit.cluster import Mpi, Slurm
-    from tests.conftest import WaitUntil
+from kit.cluster import Cluster, Host, Mpi, Slurm, find_mpi, standing
+from tests.conftest import WaitUntil
 
 
 def test_hosts_reach_each_other_by_ssh(hosts: Cluster) -> None:

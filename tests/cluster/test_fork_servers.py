@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from kit.cluster import Cluster
 from kit.waiting import until
-from tests.support.fleet import SSH, Ways, gone_within, kill, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.support.fleet import Fleet
+from tests.support.fleet import SSH, Fleet, Ways, gone_within, kill, running
 
 # `decimal` is what the fork server imports: an executed worker does not have it.
 FORKED = ("--start-method", "forkserver", "--preload", "decimal")

@@ -6,18 +6,14 @@ import contextlib
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kit.cluster import Cluster, Host
 from kit.waiting import until
 from tests.support.hangs import KINDS, ODD, RANKS, WORKER, check
 from tests.support.memory import memory_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from kit.cluster import Cluster, Host
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 

@@ -6,14 +6,10 @@ import ast
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import CompletedProcess
 
 import pytest
-
-if TYPE_CHECKING:
-    from subprocess import CompletedProcess
-
-    from kit.cluster import Cluster
+from kit.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -6,20 +6,16 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
-from kit.cluster import MPI, find_mpi
+from kit.cluster import MPI, Cluster, Host, Slurm, find_mpi
+from kit.cluster.host import HostProcess
 from kit.waiting import until
 from tests.support.backends import BACKENDS, Backend
 
 from dsl.model.remote import RANK_LAUNCHERS
-
-if TYPE_CHECKING:
-    from subprocess import CompletedProcess
-
-    from kit.cluster import Cluster, Host, Slurm
-    from kit.cluster.host import HostProcess
 
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = ROOT / "examples" / "train_ddp.py"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster, Mpi
+from kit.cluster import Cluster, Mpi
 
 HOSTFILE = "node2 slots=2\nnode0 slots=1\nnode1 slots=3\n"
 # MPICH 4.0.2 sometimes hangs when it is shut down, without dsl, too.

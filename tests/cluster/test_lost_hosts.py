@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
+from kit.cluster import Cluster
 from tests.support.fleet import PLAIN, WILD, Launch, Ways, gone_within, lost
-
-if TYPE_CHECKING:
-    from kit.cluster import Cluster
 
 pytestmark = pytest.mark.guarantee("G1", "G2")
 

@@ -7,18 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from kit.cluster import Cluster, Host
 from kit.elastic import EXAMPLE, PORT, Step, Training, etcd, rendezvous, steps
 from kit.waiting import until
 from tests.support.fleet import Ways, gone_within, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from kit.cluster import Cluster, Host
 
 pytestmark = pytest.mark.torch
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit.chaos import MOST, Chaos, chaos
 from kit.cluster import Cluster
 from kit.elastic import etcd, store
 from tests.support.fleet import gone_within
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.torch
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from kit.cluster import Cluster
+from tests.conftest import WaitUntil
 from tests.support.fleet import gone_within
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-    from tests.conftest import WaitUntil
-
-    Launch = Callable[..., subprocess.CompletedProcess[str]]
+Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 SCRIPT = "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)\n"
 # Each host has a directory of this name of its own, where the checkout and /tmp are shared.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from kit.cluster import Cluster
 from tests.support.fleet import gone_within
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from kit.cluster import Cluster
-
-    Refused = Callable[..., list[str]]
+Refused = Callable[..., list[str]]
 
 pytestmark = pytest.mark.guarantee("G8")
 

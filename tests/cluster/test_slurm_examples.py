@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from kit.cluster import Cluster, Slurm
-    from tests.conftest import WaitUntil
+from kit.cluster import Cluster, Slurm
+from tests.conftest import WaitUntil
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "slurm"

@@ -7,17 +7,13 @@ import signal
 import subprocess
 import time
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from kit.cluster import Cluster
 from kit.waiting import until
 from tests.support.fleet import SSH, Fleet, Launch, Ways, gone_within
 from tests.support.logs import Found, check, is_full
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.cluster import Cluster
 
 pytestmark = pytest.mark.guarantee("G6")
 

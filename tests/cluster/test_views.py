@@ -6,15 +6,13 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from kit.cluster import Cluster, Host
 from kit.waiting import until
+from tests.support.backends import Backend
 from tests.support.jobs import complete_lines
-
-if TYPE_CHECKING:
-    from kit.cluster import Cluster, Host
-    from tests.support.backends import Backend
 
 WORKER = """#!/bin/sh
 echo "$RANK $$" >> "$1"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from dsl import errors
 from dsl.elasticity import compute_elastic_config
 from dsl.elasticity.sizes import accepted_world_sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOST_WORKERS = 96
 """Numbers of workers that a job is offered."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
+from xml.etree.ElementTree import Element
 
 from tests.contract.hwloc_inputs import numbers_of_mask
 from tests.contract.hwloc_view import View, format_groups
 
 from dsl.lists import format_ranges
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 LSTOPO = "lstopo-no-graphics"
 SETTINGS = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tests.contract import hwloc_answers
 from tests.contract.hwloc_inputs import CPUS, MASKS, numbers_of_mask
@@ -13,9 +14,6 @@ from tests.contract.hwloc_view import View, our_view
 
 from dsl.lists import format_ranges
 from dsl.machine.cpus import parse_kernel_list
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NO_NUMA = "the kernel has no NUMA, hwloc makes up a node where ours are numbers that the kernel's calls take"
 OFFLINE = "the lists name CPUs that are offline; nobody may use these, and what may be used is the same"

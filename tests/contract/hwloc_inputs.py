@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from tests.contract.torch_numa_inputs import GRACE, TABLE, TWO, XEON, Machine, build, write_sysfs
 from tests.contract.torch_numa_inputs import machines as torch_machines
 
 from dsl.lists import format_ranges
 from dsl.machine.cpus import parse_kernel_list
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
 
 DRAWN = 24
 """How many of the machines that `torch_numa_inputs` draws at random are shown to hwloc too."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from tests.support.machine import read_topology
 
 from dsl.lists import format_ranges
 from dsl.machine.cpus import parse_kernel_list, read_caches, read_packages
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 
 class View(NamedTuple):

@@ -16,16 +16,11 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.contract import hwloc_answers
 from tests.contract.hwloc_captures import Capture, captures
-from tests.contract.hwloc_inputs import kernel_mask, roots, write_for_hwloc, write_root
-from tests.contract.hwloc_view import differences
-
-if TYPE_CHECKING:
-    from tests.contract.hwloc_inputs import Root
-    from tests.contract.hwloc_view import View
+from tests.contract.hwloc_inputs import Root, kernel_mask, roots, write_for_hwloc, write_root
+from tests.contract.hwloc_view import View, differences
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -17,15 +17,12 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-from tests.contract.torch_numa_inputs import MODES, address, machines, write_sysfs
+from tests.contract.torch_numa_inputs import MODES, Machine, address, machines, write_sysfs
 
 from dsl.lists import format_ranges
-
-if TYPE_CHECKING:
-    from tests.contract.torch_numa_inputs import Machine
 
 GOLDEN = Path(__file__).parent / "golden"
 

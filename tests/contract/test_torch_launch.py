@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
 from tests.contract.torch_launch_inputs import CASES, observe
 
 from dsl.functions.launcher import ChildFailedError, LaunchConfig, launch_agent
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOLDEN: dict[str, dict[str, Any]] = dict(cases("torch_launch"))
 NEED_TORCH = ("no run_id, two nodes", "two nodes, of which one comes")

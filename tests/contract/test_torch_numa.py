@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
-from tests.contract.torch_numa_inputs import MODES, TABLE, machines, write_sysfs
+from tests.contract.torch_numa_inputs import MODES, TABLE, Machine, machines, write_sysfs
 from tests.support.machine import make_facts, read_topology
 
 from dsl.binding.placement import NodeGroup, place
 from dsl.binding.torch_modes import MODES as OUR_MODES
 from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
+from dsl.facts import Facts
 from dsl.lists import format_ranges
 from dsl.machine.cpus import read_caches, read_numa_nodes, read_packages
 from dsl.model.request import PlacementRequest
-
-if TYPE_CHECKING:
-    from tests.contract.torch_numa_inputs import Machine
-
-    from dsl.facts import Facts
 
 REFUSED = "refused"
 MACHINES = dict(machines())

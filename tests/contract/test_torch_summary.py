@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
@@ -14,9 +15,6 @@ from dsl.evidence.error_files import read_error_file, root_cause
 from dsl.functions.errors import ChildFailedError
 from dsl.model.failure import Failure
 from dsl.report.summary import format_summary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOST = "node7.example"
 CASES = cases("torch_summary")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
@@ -17,10 +18,7 @@ from dsl.output.grammar import parse_words
 from dsl.plan.flavours import TORCH
 from dsl.plan.program import worker_commands
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    Case = tuple[list[str], dict[str, str], dict[str, Any]]
+Case = tuple[list[str], dict[str, str], dict[str, Any]]
 
 NAME = "torchrun_options"
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from dsl.lists import format_ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from pathlib import Path
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 DRAWN = 120

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.arena import Arena, arena
 from tests.support.bystanders import Bystanders
 from tests.support.tally import Tally
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROCESS_LIMIT = 4000
 _TALLY = pytest.StashKey[Tally]()

@@ -6,14 +6,11 @@ import os
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit.waiting import until
 from tests.support.fork_server import Command, leaver, server_pids
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 

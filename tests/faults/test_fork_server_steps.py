@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import processes
@@ -22,9 +22,6 @@ from dsl._core import (
     WorkerSpec,
     kernel_interfaces,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(bool(kernel_interfaces()["pidfd"]), reason="needs a kernel with pidfds")
 

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.support.forks import Forks, Result
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Poison(NamedTuple):

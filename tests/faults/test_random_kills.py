@@ -7,22 +7,17 @@ import os
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from kit import processes
+from kit.processes import Process
 from kit.waiting import until
+from tests.support.arena import Arena
+from tests.support.bystanders import Bystanders
 from tests.support.command import dsl_line
-from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from kit.processes import Process
-    from tests.support.arena import Arena
-    from tests.support.bystanders import Bystanders
-    from tests.support.jobs import Job
+from tests.support.jobs import Job, running
 
 pytestmark = [
     pytest.mark.engine,

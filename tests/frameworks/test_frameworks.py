@@ -9,13 +9,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BIN = Path(sysconfig.get_path("scripts"))
 SCRIPTS = Path(__file__).resolve().parent / "scripts"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from tests.support import terminal as support
 from tests.support.places import Nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.support.terminal import Terminal
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture(params=support.MODES)

@@ -10,17 +10,13 @@ import signal
 import subprocess
 import time
 from base64 import urlsafe_b64decode
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.terminal import terminal
 from tests.support.tunings import SCRIPT, Tuning
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # Many whole commands, four at a time, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(120)

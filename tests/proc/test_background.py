@@ -9,9 +9,9 @@ import random
 import re
 import signal
 import subprocess
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
@@ -19,9 +19,6 @@ from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.places import free_port
 from tests.support.terminal import terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 KILLED = 137
 TOOLS = ("dsl-wait", "dsl-attach")

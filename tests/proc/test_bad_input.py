@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.guarantee("G8")
 

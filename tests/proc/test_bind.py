@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.jobs import running
@@ -14,10 +15,6 @@ from dsl.binding.placement import NodeGroup, place
 from dsl.facts import this_machine
 from dsl.lists import format_ranges
 from dsl.model.request import PlacementRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -8,15 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.command import dsl_line
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyte
 import pytest
 from tests.support.command import dsl_line
 from tests.support.terminal import terminal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.guarantee("G6")
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
+from tests.support.terminal import Terminal
 from tests.support.terminal import terminal as support_terminal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.support.terminal import Terminal
-
-    Open = Callable[..., AbstractContextManager[Terminal]]
+Open = Callable[..., AbstractContextManager[Terminal]]
 
 pytestmark = pytest.mark.engine
 

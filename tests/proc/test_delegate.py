@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.support.delegates import MORTAL, QUICK, SHIFTED, Nursery, driven, met, opening
+from tests.support.delegates import MORTAL, QUICK, SHIFTED, Driven, Nursery, driven, met, opening
 
 from dsl._record import replace
 from dsl.model.job import Notice
@@ -21,13 +23,6 @@ from dsl.model.judgement import Failed
 from dsl.model.nodes import MeetingRefused, NodesFinished, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged
 from dsl.rendezvous.delegate_messages import Finish, Leave
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.delegates import Driven
-
 
 FAILED = Failed(
     "rank", "1", 1, 1, 77, 126, 9, exec_stage="exec", exec_errno=13, exec_path="/ü", target="folder"

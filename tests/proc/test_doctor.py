@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,10 +19,6 @@ from dsl.doctor.processes import on_devices
 from dsl.doctor.ways import BULK, Porch, knock, try_ways
 from dsl.machine.cgroups import Room, room_left
 from dsl.model.health import Holder, Target, Way
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SCRIPT = "raise SystemExit('the doctor has started the script')\n"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make namespaces")

@@ -6,13 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.command import dsl_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

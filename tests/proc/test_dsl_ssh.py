@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsl.launchers.ssh import LONGEST_LINE, ssh_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHOW = "import sys, os; print(b'\\0'.join(map(os.fsencode, sys.argv[1:])).hex())"
 

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from kit import processes
@@ -20,9 +21,6 @@ from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WORKERS = Path(__file__).resolve().parent.parent / "workers"
 

@@ -7,17 +7,13 @@ import os
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.jobs import Job
 from tests.support.places import Nodes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.jobs import Job
 
 SUM = """
 import datetime, os, sys

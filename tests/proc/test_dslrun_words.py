@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAIL = 'if [ "$RANK" = 1 ]; then exit 3; fi; sleep 60'
 CASES = {

@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
-from tests.support.hub import Hub, elastic_line, meet
+from tests.support.hub import Hub, Node, elastic_line, meet
 from tests.support.jobs import Job, complete_lines, running
 
 from dsl.model.job import Notice
@@ -19,12 +20,6 @@ from dsl.model.judgement import Failed
 from dsl.model.nodes import MeetingRefused, NodesFinished, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged
 from dsl.rendezvous.delegate_messages import Finish, Leave, Meet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.hub import Node
 
 WORKER = """#!/bin/sh
 echo "$RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON $DSL_ATTEMPT $$" >> "$1/seen"

@@ -8,18 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
-from tests.support.jobs import complete_lines, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.jobs import Job
+from tests.support.jobs import Job, complete_lines, running
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 

@@ -8,14 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.interrupts import assert_silent
 from tests.support.places import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Sends this process SIGINT when it has done so many things that Python tells of, unless a guard has taken over.
 HOOK = """

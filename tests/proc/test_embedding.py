@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
@@ -19,9 +19,6 @@ from tests.support.group import Group
 from tests.support.jobs import TOKEN
 
 from dsl._core import BindingError, Ended, EngineError, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 pytestmark = pytest.mark.engine
 

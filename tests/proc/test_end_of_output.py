@@ -9,17 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.logs import Found, check
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.guarantee("G6")
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.command import WITH_ODD_ENTRIES, dsl_line
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G5")]
 

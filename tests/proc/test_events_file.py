@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
+from tests.support.places import Nodes
 from tests.support.recorded import only, recorded
 
 from dsl.functions import launch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.places import Nodes
 
 SECRET = "a value that no record may have"
 LOOK_S = 0.2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.support.command import dsl_line
@@ -11,10 +12,6 @@ from tests.support.group import Group
 from tests.support.jobs import running
 
 from dsl._core import Started, WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G2", "G3")]
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.support.command import dsl_line
-from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.jobs import Job
+from tests.support.jobs import Job, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G2")]
 

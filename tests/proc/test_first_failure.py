@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.command import dsl_line
@@ -11,9 +11,6 @@ from tests.support.group import Group
 from tests.support.jobs import running
 
 from dsl._core import WorkerSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G3")]
 

@@ -7,8 +7,9 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kit import processes
@@ -29,9 +30,6 @@ from dsl._core import (
     WorkerSpec,
     kernel_interfaces,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.terminal import Terminal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from tests.support.terminal import Terminal
-
-    Open = Callable[..., AbstractContextManager[Terminal]]
+Open = Callable[..., AbstractContextManager[Terminal]]
 
 pytestmark = [
     pytest.mark.engine,

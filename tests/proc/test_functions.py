@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kit import processes
@@ -30,9 +31,6 @@ from dsl.functions.launcher import (
     elastic_launch,
     launch,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "workers"
 

@@ -6,8 +6,8 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
@@ -16,9 +16,6 @@ from tests.support.hangs import KINDS, ODD, RANKS, WORKER, check
 from tests.support.jobs import Job, running
 from tests.support.memory import memory_limit
 from tests.support.places import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 

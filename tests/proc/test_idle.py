@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import processes
@@ -12,9 +12,6 @@ from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.group import Group
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.command import dsl_line
@@ -13,10 +15,6 @@ from tests.support.group import Group
 from tests.support.jobs import running
 
 from dsl._core import Stdio, WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -6,18 +6,13 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.jobs import running
+from tests.support.jobs import Job, running
 
 import dsl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.jobs import Job
 
 # Waits for the gate in its first life, and ends as it is told to.
 WORKER = """

@@ -6,15 +6,12 @@ import errno
 import fcntl
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.group import Group
 
 from dsl._core import Output, SpecError, Stdio, WorkerSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

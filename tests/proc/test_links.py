@@ -8,20 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from tests.conftest import WaitUntil
 from tests.support.links import Ends, messages, until
 
-from dsl.control.hub import FdStream
+from dsl.control.hub import FdStream, Link
 from dsl.control.messages import Bye, Hello, Lost, Over
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conftest import WaitUntil
-
-    from dsl.control.hub import Link
 
 # A host's half: it speaks, forks, and the parent stays as a guard does.
 AGENT = """

@@ -7,16 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.logs import LogGroup
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.guarantee("G6")
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from kit.waiting import until
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE = """
 import os, threading

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.jobs import running
@@ -15,10 +17,6 @@ from dsl.binding.torch_modes import MODES
 from dsl.facts import this_machine
 from dsl.lists import format_ranges
 from dsl.model.request import PlacementRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -6,15 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.command import dsl_line
 from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 DENIED = [
     ("ENOSYS", "clone3"),

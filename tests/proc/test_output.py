@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from kit.waiting import until
@@ -16,15 +18,9 @@ from tests.support import terminal as support
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.logs import Found, check
+from tests.support.terminal import Terminal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.support.terminal import Terminal
-
-    Open = Callable[..., AbstractContextManager[Terminal]]
+Open = Callable[..., AbstractContextManager[Terminal]]
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G3", "G6")]
 

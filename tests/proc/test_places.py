@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit.waiting import until
+from tests.support.jobs import Job
 from tests.support.links import until as until_messages
 from tests.support.places import KEY, Nodes, a_hello, caller, free_port
 
@@ -20,11 +21,6 @@ from dsl.agent.joining import job_key
 from dsl.control.hub import Hub, connect
 from dsl.control.messages import Lost, Moved, Refused
 from dsl.errors import ControlError, RefusedLinkError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.jobs import Job
 
 KEYED = {"DSL_JOB_KEY": KEY}
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit.users import as_ordinary_user
 from tests.support.arena import arena
 from tests.support.command import dsl_line
-from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from tests.support.jobs import Job
+from tests.support.jobs import Job, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.root]
 

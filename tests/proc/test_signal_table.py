@@ -9,19 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from kit.waiting import until
-from tests.support.jobs import running
+from tests.support.jobs import Job, running
 
 from dsl import Guard, SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.support.jobs import Job
 
 pytestmark = pytest.mark.engine
 

@@ -6,19 +6,14 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import running
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.support.jobs import Job
+from tests.support.jobs import Job, running
 
 pytestmark = pytest.mark.engine
 

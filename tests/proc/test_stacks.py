@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
@@ -19,13 +19,8 @@ from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.places import free_port
 
-from dsl.model.observation import Look, RankStatus
+from dsl.model.observation import Look, RankStacks, RankStatus, Sight
 from dsl.observe.taker import TAKE_S, take_stacks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dsl.model.observation import RankStacks, Sight
 
 SLEEPING = """
 import sys, threading, time

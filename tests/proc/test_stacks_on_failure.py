@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.jobs import Job, running
-
-if TYPE_CHECKING:
-    from tests.support.places import Nodes
+from tests.support.places import Nodes
 
 WORKER = """
 import os, sys, time

@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kit import processes
@@ -18,9 +19,6 @@ from tests.support.functions import describe
 
 from dsl.functions.launcher import launch
 from dsl.machine.cpus import parse_kernel_list
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_ddp.py"
 

@@ -6,16 +6,13 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from dsl.agent.keeper import Answer, Begin, End
 from dsl.model.codec import from_line, to_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 WAITS = "trap 'echo told; exit 3' TERM; echo here; while :; do sleep 0.05; done"
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from kit import processes
+from kit.processes import Process
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import complete_lines, running
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from kit.processes import Process
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 

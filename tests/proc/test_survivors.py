@@ -6,17 +6,14 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit.waiting import until
 from tests.support.group import Group
 
 from dsl.report.verdict import survivor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 

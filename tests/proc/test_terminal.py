@@ -8,21 +8,17 @@ import pty
 import shutil
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
+from tests.support.terminal import Terminal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.support.terminal import Terminal
-
-    Open = Callable[..., AbstractContextManager[Terminal]]
+Open = Callable[..., AbstractContextManager[Terminal]]
 
 pytestmark = pytest.mark.engine
 

@@ -7,14 +7,16 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyte
 import pytest
 from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import running
+from tests.support.jobs import Job, running
+from tests.support.places import Nodes
 from tests.support.terminal import Terminal, terminal
 
 from dsl.model.codec import to_line
@@ -33,12 +35,6 @@ from dsl.model.observation import (
     ThreadStack,
 )
 from dsl.observe.jobs import running_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.jobs import Job
-    from tests.support.places import Nodes
 
 SCREENS = Path(__file__).parent / "screens"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07step 12 \x1b[31mloss\x1b[0m nan\x00"

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.terminal import terminal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHOW_CURSOR = "\x1b[?25h"
 

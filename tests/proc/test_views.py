@@ -9,24 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import running
+from tests.support.jobs import Job, running
 
 from dsl.agent.views import MOST_VIEWS
 from dsl.errors import DslError
 from dsl.model.observation import NodeStatus
 from dsl.observe.jobs import RunningJob, find_job, running_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.jobs import Job
-
 
 OPEN: list[RunningJob] = []
 

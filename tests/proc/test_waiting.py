@@ -7,17 +7,14 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit.waiting import until
 from tests.support.group import Group
 
 from dsl import Ended, EngineError, Event, Exited, LaunchSpec, Started, Supervisor, WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.engine
 

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from kit import processes
@@ -18,12 +18,7 @@ from tests.support.command import dsl_line
 from tests.support.group import Group
 from tests.support.jobs import complete_lines, running
 
-from dsl._core import LaunchSpec, Output, Stdio, WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl._core import Supervisor
+from dsl._core import LaunchSpec, Output, Stdio, Supervisor, WorkerSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from kit import processes
@@ -13,10 +14,6 @@ from kit.users import as_ordinary_user
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import complete_lines, running
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = [pytest.mark.root, pytest.mark.guarantee("G1", "G2")]
 

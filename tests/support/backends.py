@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from kit.cluster import MPI, find_mpi
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kit.cluster import Cluster
+from kit.cluster import MPI, Cluster, find_mpi
 
 BACKENDS = ("ssh", "pdsh", *MPI, "slurm")
 """Each word of ``--launcher``, and two versions of those that differ much. Slurm has to be up."""

@@ -7,16 +7,12 @@ import os
 import signal
 import subprocess
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from kit import processes
+from kit.processes import Process
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.processes import Process
-    from tests.support.arena import Arena
+from tests.support.arena import Arena
 
 MEMBERS = 4
 

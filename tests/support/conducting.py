@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.support.events import a_report
 
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Explain, Send, Speak
-from dsl.conductor.terms import fixed_places, reached_terms
+from dsl.conductor.terms import Terms, fixed_places, reached_terms
 from dsl.control.messages import Assignment, Checked, Failing, Hello, Lost
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.remote import Remote
 from dsl.model.request import Program, SignalRequest
 from dsl.plan.flavours import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl.conductor.terms import Terms
 
 MS = 1_000_000
 CLOSED = Lost("has closed the connection")

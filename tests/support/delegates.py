@@ -13,22 +13,17 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from dsl.model.codec import to_line
-from dsl.model.job import MeetingPoint
+from dsl.model.job import MeetingPoint, RestartReason
+from dsl.model.judgement import Failed
 from dsl.model.lines import Lines
 from dsl.model.nodes import NodesMet, PeerFailure
-from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open
+from dsl.rendezvous.delegate_messages import ANSWERS, Answer, Meet, Open, Order
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dsl.model.job import RestartReason
-    from dsl.model.judgement import Failed
-    from dsl.rendezvous.delegate_messages import Answer, Order
-
-    _A = TypeVar("_A", bound=Answer)
+_A = TypeVar("_A", bound=Answer)
 
 QUICK = (("last_call_timeout", "3"), ("join_timeout", "30"), ("close_timeout", "3"))
 """Settings of rounds that wait for more nodes no longer than a busy machine may need to start those."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from kit.cluster import Cluster
 from kit.waiting import until
 from tests.support.fleet import Fleet, Ways, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from typing import Any
-
-    from kit.cluster import Cluster
 
 HEARTBEAT_S = 3.0
 SLOTS = 2

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 from unittest.mock import Mock
 
-from dsl import Ended, Exit, Exited, SignalReceived, Stopping
+from dsl import Ended, Event, Exit, Exited, SignalReceived, Stopping
 from dsl._record import replace
 from dsl.evidence.reports import report_of
 from dsl.model.judgement import Alike, Evidence, Failed, Report, Survivor
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.outcome import AttemptOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dsl import Event
 
 MS = 1_000_000
 

@@ -8,24 +8,20 @@ import select
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from kit import processes
+from kit.cluster import Cluster, Host
+from kit.cluster.host import HostProcess, Running
 from kit.waiting import until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-    from typing import Any
-
-    from kit.cluster import Cluster, Host
-    from kit.cluster.host import HostProcess, Running
-
-    Identity = tuple[str, int, int]
-    Others = AbstractSet[Identity]
+Identity = tuple[str, int, int]
+Others = AbstractSet[Identity]
 
 PLAIN = ("note", "{}/ready", "%r %p", "pause")
 """Words of a worker that waits."""

@@ -7,16 +7,14 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit import processes
 from tests.support.command import WITH_ODD_ENTRIES
 
 from dsl._core import WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SERVER = str(Path(__file__).parent.parent / "workers" / "fork_server.py")
 

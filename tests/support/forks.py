@@ -6,8 +6,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import dsl._core
 from dsl._core import (
@@ -22,9 +23,6 @@ from dsl._core import (
     WorkerSpec,
 )
 from dsl.forkserver.server_command import server_words
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 25.0
 PACKAGE = str(Path(dsl._core.__file__).parent)

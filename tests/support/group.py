@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Literal, TypeVar
 
 from dsl._core import Ended, Event, Exit, Exited, LaunchSpec, Started, Supervisor, WorkerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
-    from typing import Literal
 
 _E = TypeVar("_E")
 

@@ -11,17 +11,13 @@ import sys
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from kit import processes
+from kit.processes import Process
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-    from typing import BinaryIO
-
-    from kit.processes import Process
 
 SCREENS = ("tostop", "background")
 """Terminals that stop whoever writes to them from the background. ``background``: the command is there, too."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from dsl.agent import session
+from dsl.agent.planner import Planner
 from dsl.agent.session import Session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
-
-    from dsl.agent.planner import Planner
-    from dsl.model.node import NodePlan
+from dsl.model.node import NodePlan
 
 
 class _EndedError(Exception):

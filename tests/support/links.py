@@ -6,15 +6,11 @@ import os
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from dsl.control.hub import FdStream, Hub, connect
+from dsl.control.hub import FdStream, Hub, Link, connect
 from dsl.control.messages import Hello
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl.control.hub import Link
 
 KEY = bytes(range(32))
 LONG_S = 20.0

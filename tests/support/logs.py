@@ -7,12 +7,9 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import IO
+from typing import IO, Any, NamedTuple
 
 PROGRAM = Path(__file__).parent.parent / "workers" / "log_group.py"
 

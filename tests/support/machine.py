@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from dsl.devices.nvidia import Device, Survey
 from dsl.facts import Facts
 from dsl.machine.cpus import NumaNode, Topology, read_cores, read_numa_nodes
 from dsl.machine.this_process import Console
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 FREE_PORT = 40_001
 OWN_ADDRESSES = ("10.0.0.1", "fd00::1")

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from kit.waiting import until
-from tests.support.jobs import complete_lines, running
+from tests.support.jobs import Job, complete_lines, running
 
 from dsl import __version__
 from dsl.agent.joining import job_key
-from dsl.control.hub import Hub, connect
+from dsl.control.hub import Hub, Link, connect
 from dsl.control.messages import Hello
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from tests.support.jobs import Job
-
-    from dsl.control.hub import Link
 
 KEY = "a key that the nodes of a test share"
 

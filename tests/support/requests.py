@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
+from dsl.facts import Facts
+from dsl.model.node import NodePlan
 from dsl.model.request import Program, Request
 from dsl.plan.job import plan_job
-
-if TYPE_CHECKING:
-    from dsl.facts import Facts
-    from dsl.model.node import NodePlan
 
 PARTS = (
     *("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic", "start"),

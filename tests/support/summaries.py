@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from dsl.autotune.experiment import Experiment, Result, Space, Summary, Trial
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def make_trial(

@@ -10,12 +10,9 @@ import signal
 import struct
 import sys
 import termios
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 MODES = ("foreground", "tostop", "background")
 """How a terminal's command is started.

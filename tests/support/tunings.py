@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 SCRIPT = Path(__file__).parent.parent / "workers" / "tuned.py"
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dsl import errors, runner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_missing_hostfile_is_none_and_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

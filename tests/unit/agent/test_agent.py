@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.support.events import FakeSupervisor, a_plan, a_signal, an_exit, end, exited
@@ -12,6 +13,7 @@ from dsl import EngineError
 from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.errors import PortError
+from dsl.model.node import NodePlan
 from dsl.model.outcome import (
     AttemptEnded,
     AttemptStarted,
@@ -21,11 +23,6 @@ from dsl.model.outcome import (
     Outcome,
     RestartFailed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl.model.node import NodePlan
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
 WELL = [exited(FINE), exited(an_exit(1, code=0)), end()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
+from dsl import Ended, Exit
 from dsl._record import replace
 from dsl.agent.elastic import DOUBT_S, Elastic
 from dsl.model.job import Meeting, Notice
@@ -20,11 +22,6 @@ from dsl.model.outcome import (
     PatienceOver,
     Tried,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl import Ended, Exit
 
 FAILED, FINE = an_exit(1, code=7), an_exit(0, code=0)
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
@@ -10,13 +11,8 @@ from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
 from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.machine import prewarm
-from dsl.model.node import ForkServer
+from dsl.model.node import ForkServer, NodePlan
 from dsl.model.outcome import AttemptStarted, Membership, Prewarmed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dsl.model.node import NodePlan
 
 FAILED = an_exit(1, code=7)
 WELL = [exited(an_exit(0, code=0)), exited(an_exit(1, code=0)), end()]

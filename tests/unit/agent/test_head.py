@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,9 +27,6 @@ from dsl.model.remote import Remote
 from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STDOUT, STDERR = 1, 2
 PDSH = Start(argv=("pdsh",), labels=(("n0", 0), ("n1", 1)))

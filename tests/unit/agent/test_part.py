@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
@@ -14,9 +15,6 @@ from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Judgement, Report
 from dsl.model.outcome import AttemptStarted, History, Membership
 from dsl.report.narrator import Narrator
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FIRST = Meeting(0, 1, (2, 2), "10.0.0.1", 29500)
 

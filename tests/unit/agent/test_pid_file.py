@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.outcome import assert_one_line
 
 from dsl.agent.pid_file import PidFile, remove
 from dsl.errors import PidFileError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_it_is_there_as_long_as_the_job_runs(tmp_path: Path) -> None:

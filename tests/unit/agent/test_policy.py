@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
+from dsl import Ended, Exit
 from dsl.agent.policy import decide
 from dsl.model.outcome import (
     REQUEUE_CODE,
@@ -18,9 +19,6 @@ from dsl.model.outcome import (
     Tried,
     exit_code,
 )
-
-if TYPE_CHECKING:
-    from dsl import Ended, Exit
 
 pytestmark = pytest.mark.guarantee("G2")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.machine import FREE_PORT, OWN_ADDRESSES, UNASKED, make_facts
@@ -16,9 +17,6 @@ from dsl.machine import programs
 from dsl.model.job import Host, Job, MeetingPoint
 from dsl.model.request import DebugRequest, OutputRequest, Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SSH = {"SSH_CONNECTION": "10.0.0.9 50000 fd00::1 22"}
 

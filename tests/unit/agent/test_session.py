@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,13 +18,8 @@ from dsl.agent import session
 from dsl.agent.session import Crew, Hooks, Session
 from dsl.errors import PortError
 from dsl.model.job import Notice
+from dsl.model.node import NodePlan
 from dsl.model.outcome import Membership
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from dsl.model.node import NodePlan
 
 MADE = Notice("info", "logs are here", is_made=True)
 KNOWN = Notice("warning", "it is slow")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -21,10 +23,6 @@ from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, MeetingPoint, Notice
 from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 STDOUT, STDERR = 1, 2
 JOB = Job(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from tests.support.events import an_exit, end, exited
 from tests.unit.agent.test_agent import Ear, Plans, Polled
@@ -15,10 +16,6 @@ from dsl.model.job import Meeting
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import AttemptEnded, Membership, MembershipChanged, Outcome, RestartFailed
 from dsl.report.verdict import reason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,9 +11,6 @@ from dsl._record import replace
 from dsl.autotune.experiment import ANSWERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.autotune.lane import NoMoreOrders, OrderChannel
 from dsl.model.codec import from_line, to_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ORDER = Order(
     name="a", words=("--num_gpus=1", "t.py"), stdout="", stderr="", end="", limit_s=20.0, grace_s=1.0

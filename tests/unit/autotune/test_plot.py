@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.summaries import make_summary, make_trial
 
+from dsl.autotune.experiment import Summary
 from dsl.autotune.plot import FAILED_HEIGHT, draw, make_figure
-
-if TYPE_CHECKING:
-    from dsl.autotune.experiment import Summary
 
 TRIALS = [
     make_trial("profile_model_info", 1.0, kind="profile", config={}, space=""),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from dsl.autotune import trials
 from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.autotune.trials import Runners
 from dsl.model.codec import from_line, to_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grace_s=3.0)
 

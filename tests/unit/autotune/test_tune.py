@@ -6,15 +6,16 @@ import json
 import os
 import shlex
 import signal
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.unit.cli.test_requests import BOTH, DEEPSPEED
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Summary
-from dsl.autotune.setup import REPLACED, UserWords
+from dsl.autotune.setup import REPLACED, Setup, UserWords
 from dsl.autotune.tune import (
     device_memory,
     keep_memory,
@@ -33,11 +34,6 @@ from dsl.facts import this_machine
 from dsl.model.job import Host
 from dsl.model.request import ElasticRequest
 from dsl.plan.hosts import ActiveHosts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dsl.autotune.setup import Setup
 
 SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {
     "preempt_signal": "USR1",

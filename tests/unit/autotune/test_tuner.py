@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import signal
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from dsl.autotune.trials import Done
 from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import Folders
 from dsl.model.job import Host
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
 
 ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
 

@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from dsl.autotune.experiment import Experiment, Result
 from dsl.autotune.safe_folder import MARKER, MOST_BYTES
 from dsl.autotune.tuning_folders import Folders
 from dsl.errors import AutotuningError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OK = Result("ok", {"throughput": 2.0}, "", 0, 1.5)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,6 @@ from dsl.errors import OptionError, PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology
 from dsl.model.request import PlacementRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 AUTO = PlacementRequest(bind="auto")
 NUMA = PlacementRequest(numa_binding="node")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,14 +16,10 @@ from dsl.binding.placement import NodeGroup, Placement, place
 from dsl.binding.torch_modes import MODES
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PlacementError
+from dsl.facts import Facts
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology
 from dsl.model.request import PlacementRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dsl.facts import Facts
 
 # Two sockets of two NUMA nodes of four cores, a cache for two of them.
 NODES = numa_table(range(4), range(4, 8), range(8, 12), range(12, 16))

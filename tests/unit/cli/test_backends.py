@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tests.support.machine import make_facts
@@ -11,24 +12,18 @@ from tests.support.machine import make_facts
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed
+from dsl.cli.options import Option
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.control.messages import TO_AGENT, Assignment, message_from_bytes, message_to_bytes
 from dsl.errors import UnsupportedError
-from dsl.launchers.base import Agents
+from dsl.facts import Facts
+from dsl.launchers.base import Agents, Start
 from dsl.launchers.table import TABLE, each_host
-from dsl.model.job import Meeting
+from dsl.model.job import Job, Meeting
+from dsl.model.node import NodePlan
 from dsl.model.outcome import Membership
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS
 from dsl.plan.job import JobPlan, plan_job
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl.cli.options import Option
-    from dsl.facts import Facts
-    from dsl.launchers.base import Start
-    from dsl.model.job import Job
-    from dsl.model.node import NodePlan
 
 pytestmark = pytest.mark.guarantee("G5")
 

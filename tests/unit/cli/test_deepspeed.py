@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.launches import without_engine
@@ -14,10 +14,6 @@ from tests.support.launches import without_engine
 from dsl.cli import deepspeed
 from dsl.cli.command import Command
 from dsl.model.node import NodePlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 LARGE = """{"zero_optimization": {"stage": [2, 3]},
 "autotuning": {"device_memory": "80G", "model_info": {"num_params": 1e12}}}"""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.launches import without_engine
 
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli.options import Option
 from dsl.errors import UsageError
 from dsl.functions import LaunchConfig, elastic_launch
 from dsl.lists import MOST_WORKERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dsl.cli.options import Option
-    from dsl.model.node import NodePlan
+from dsl.model.node import NodePlan
 
 FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
 LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}

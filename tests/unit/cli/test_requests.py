@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli.options import CommandLine, Option
 from dsl.model.request import (
     ElasticRequest,
     MeetingRequest,
@@ -19,9 +20,6 @@ from dsl.model.request import (
     SignalRequest,
     StartRequest,
 )
-
-if TYPE_CHECKING:
-    from dsl.cli.options import CommandLine, Option
 
 FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
 LINES: dict[str, CommandLine] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytest
 from tests.support.machine import make_facts
@@ -10,17 +11,12 @@ from tests.support.machine import make_facts
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli.options import CommandLine, Option
 from dsl.errors import UnsupportedError
+from dsl.facts import Facts
 from dsl.model.codec import from_plain, to_plain
-from dsl.plan.job import plan_job
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl.cli.options import CommandLine, Option
-    from dsl.facts import Facts
-    from dsl.model.job import Job
-    from dsl.plan.job import JobPlan
+from dsl.model.job import Job
+from dsl.plan.job import JobPlan, plan_job
 
 FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
 LINES: dict[str, CommandLine] = {

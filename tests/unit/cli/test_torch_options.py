@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,6 @@ from dsl.cli.options import COMMON
 from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.parser import Parser
 from dsl.cli.torchrun import parse_args
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping, Sequence
 
 PARSER = Parser(COMMAND_LINE)
 ACTIONS = [PARSER.option(one.names[0]) for one in COMMAND_LINE.options]

@@ -7,22 +7,18 @@ import re
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from tests.support.launches import without_engine
 
+from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, torchrun
 from dsl.model.node import NodePlan
 from dsl.model.request import OutputRequest
 from dsl.signals import parse_signals
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from dsl.agent.planner import Planner
-
-    Started = list[tuple[NodePlan, Planner]]
+Started = list[tuple[NodePlan, Planner]]
 
 
 @pytest.fixture(autouse=True)

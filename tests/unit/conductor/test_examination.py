@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,9 +27,6 @@ from dsl.model.job import Host, Job, MeetingPoint
 from dsl.model.remote import Remote
 from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COUNT = 3
 JOB = Job(

@@ -7,7 +7,7 @@ checks each order against them. `make stress` runs 100 000 histories.
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -17,6 +17,7 @@ from tests.support.events import a_report
 
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
+from dsl.conductor.terms import Terms
 from dsl.control.clock import Clock
 from dsl.control.messages import (
     Assignment,
@@ -35,9 +36,6 @@ from dsl.control.messages import (
 from dsl.model.job import Meeting, Notice
 from dsl.model.remote import Remote
 from dsl.report.verdict import verdict
-
-if TYPE_CHECKING:
-    from dsl.conductor.terms import Terms
 
 MS = 1_000_000
 MOST_STEPS = 3000

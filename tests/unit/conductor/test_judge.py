@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,6 @@ from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.judgement import MOST_STACKS, Absence, Judgement, Report
 from dsl.model.observation import Frame, RankStacks, ThreadStack
 from dsl.report.verdict import verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 pytestmark = pytest.mark.guarantee("G2", "G3")
 

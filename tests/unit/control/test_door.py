@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.links import KEY, Ends, hello, messages, until
 
-from dsl.control.hub import connect
+from dsl.control.hub import Link, connect
 from dsl.control.messages import Bye, Over, Refused
 from dsl.errors import ControlError, RefusedLinkError
 from dsl.model.job import Notice
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dsl.control.hub import Link
-
 
 SPARE = 64
 """Strangers that may be connected besides one for each expected agent."""

@@ -7,9 +7,10 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from tests.conftest import WaitUntil
 from tests.support.links import MARK, MESSAGE, OUTPUT, PING, Ends, bytes_of, frame, hello, messages, until
 
 from dsl.control.hub import FdStream
@@ -21,11 +22,6 @@ UNREAD_BYTES = 1 << 20
 """A hub does not read from a link while so much is unread."""
 
 HELLO = frame(MESSAGE, message_to_bytes(hello()))
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conftest import WaitUntil
 
 
 @pytest.fixture

@@ -8,20 +8,15 @@ import select
 import termios
 import threading
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from tests.conftest import WaitUntil
 from tests.support.links import LONG_S, MESSAGE, OUTPUT, Ends, bytes_of, frame, hello, messages, until
 
+from dsl.control.hub import Hub, Link
 from dsl.control.messages import Bye, Said, Stop, message_to_bytes
 from dsl.model.job import Notice
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conftest import WaitUntil
-
-    from dsl.control.hub import Hub, Link
 
 UNFINISHED, ITSELF = b"\x10.", b"\x10-"
 """Signs of the engine: the line before it is not finished; it stands for the byte \x10 itself."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.machine import ROOMS, UNASKED, make_facts, numa_table
@@ -12,10 +14,6 @@ from dsl.binding.placement import NodeGroup, shown_devices
 from dsl.devices.locations import LocatedDevice, read_devices
 from dsl.model.node import WorkerDevice
 from dsl.model.request import PlacementRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 NAMED = PlacementRequest(names_devices=True)
 KFD = "sys/class/kfd/kfd/topology/nodes"

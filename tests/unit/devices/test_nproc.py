@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
 
+from dsl.devices.device_facts import DeviceFacts
 from dsl.devices.nproc import count_visible_devices, node_accelerator, own_devices
 from dsl.devices.nvidia import Device
 from dsl.errors import AcceleratorError, OptionError
-
-if TYPE_CHECKING:
-    from dsl.devices.device_facts import DeviceFacts
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.outcome import assert_one_line
@@ -22,9 +23,6 @@ from dsl.devices.nvidia import (
 )
 from dsl.devices.nvml import Nvml, NvmlError
 from dsl.machine.kernel_files import pci_address, read_numa_node
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # recording: (devices, who named them, NUMA nodes, numbers of MIG instances, what the user is told)
 ANSWERS: dict[str, tuple[int, str, list[int | None], list[int], str]] = {

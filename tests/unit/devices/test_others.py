@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.outcome import assert_one_line
@@ -23,10 +24,6 @@ from dsl.devices.others import (
     find_accelerator,
 )
 from dsl.errors import AcceleratorError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 FILES = {
     "npu": ["dev/davinci0", "dev/davinci7", "dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.machine import UNASKED, make_facts, numa_table
@@ -20,10 +22,6 @@ from dsl.devices.slots import (
     visible_warning,
 )
 from dsl.errors import AcceleratorError, FilterError, NoDevicesError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 def _find(environ: dict[str, str], **facts: Any) -> Devices:

@@ -6,25 +6,22 @@ import json
 import os
 import pickle
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl import Exit
 from dsl._record import replace
 from dsl.errors import DslError
 from dsl.evidence.error_files import COARSE_NS, MAX_BYTES, collect, read_error_file, root_cause
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.model.failure import ErrorRecord, Failure
 from dsl.model.node import NodePlan, WorkerPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dsl import Exit
 
 pytestmark = pytest.mark.guarantee("G3")
 

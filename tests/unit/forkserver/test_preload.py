@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dsl.forkserver.preload import PLACE_VARIABLES, guess_modules, import_modules
 from dsl.plan.flavours import DEEPSPEED, ELASTIC, FUNCTIONS, TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

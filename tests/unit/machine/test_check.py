@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from dsl.errors import (
 from dsl.machine.check import LARGEST_SCRIPT, check_program
 from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

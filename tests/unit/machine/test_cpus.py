@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support.machine import read_topology
@@ -15,9 +15,6 @@ from dsl.machine.cpus import (
     read_numa_nodes,
     read_packages,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from dsl.errors import PortError
 from dsl.machine.ports import name_port_holder, pick_free_port, port_is_free
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::1", "::"])

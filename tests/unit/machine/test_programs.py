@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dsl.machine import programs
 from dsl.machine.programs import find_package, find_programs, read_constants, read_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The first lines of what each program has said on a machine; MVAPICH's are those of its documentation.
 HYDRA = """HYDRA build details:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dsl.facts import this_machine
 from dsl.machine.this_process import is_this_machine, read_text, stream_kind, temp_dir
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP", ""])

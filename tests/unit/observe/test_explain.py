@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,6 @@ from hypothesis import strategies as st
 
 from dsl.model.observation import Frame, NodeStacks, RankStacks, ThreadStack
 from dsl.observe.explain import explain, group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TORCH = "/env/lib/python3.11/site-packages/torch/"
 C10D = TORCH + "distributed/distributed_c10d.py"

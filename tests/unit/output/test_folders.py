@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dsl.errors import LogDirError, LogDirIsFileError
 from dsl.output.folders import link_latest, make_log_dir, make_run_dirs, remake_run_dirs, unlink_latest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_directory_is_made_with_its_parents_and_kept_when_there(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
 import pytest
 from tests.support.machine import make_facts
@@ -19,19 +22,11 @@ from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError
 from dsl.machine.this_process import Console
-from dsl.model.node import Route
+from dsl.model.node import NodePlan, Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile
-from dsl.output.plugin import load_plugin
+from dsl.output.plugin import LogsPlugin, load_plugin
 from dsl.plan.job import plan_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from types import ModuleType
-
-    from dsl.model.node import NodePlan
-    from dsl.output.plugin import LogsPlugin
 
 PACKAGE = '''
 import pathlib

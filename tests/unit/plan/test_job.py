@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.machine import FREE_PORT, make_facts
@@ -19,12 +19,10 @@ from dsl.errors import (
     PortError,
     UnsupportedError,
 )
+from dsl.model.job import Notice
+from dsl.model.node import NodePlan
 from dsl.plan.environ import POD_ENVIRONMENT_PATH
 from dsl.plan.job import JobPlan, plan_job
-
-if TYPE_CHECKING:
-    from dsl.model.job import Notice
-    from dsl.model.node import NodePlan
 
 TWO_HOSTS = {"H": "alpha slots=4\nbeta slots=2\n"}
 NO_SSH: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "master_addr": "10.0.0.1"}

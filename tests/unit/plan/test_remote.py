@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from tests.support.machine import make_facts
@@ -11,13 +12,8 @@ from tests.support.requests import make_request
 from dsl.cli import deepspeed, options_deepspeed
 from dsl.errors import DslError, HostfileError, LauncherError, OptionError
 from dsl.model.remote import LAUNCHERS, Remote
-from dsl.plan.job import plan_job
+from dsl.plan.job import JobPlan, plan_job
 from dsl.plan.remote import PROGRAMS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dsl.plan.job import JobPlan
 
 ALL = ("ssh", "pdsh", "mpirun", "mpiname", "srun")
 FILES = {

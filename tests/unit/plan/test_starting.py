@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.machine import make_facts
@@ -20,9 +21,6 @@ from dsl.model.request import Program
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import plan_job
 from dsl.plan.starting import NUMA_NODE, is_late, why_no_torch, with_fork_servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TORCH_SCRIPT = "import os\nfrom torch import nn\n"
 OTHER_SCRIPT = "import os  # not torch\n"

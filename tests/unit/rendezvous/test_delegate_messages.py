@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.outcome import error_of
@@ -15,10 +15,7 @@ from dsl.model.judgement import Failed
 from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged
-from dsl.rendezvous.delegate_messages import ANSWERS, ORDERS, Finish, Leave, Meet, Open
-
-if TYPE_CHECKING:
-    from dsl.rendezvous.delegate_messages import Answer, Order
+from dsl.rendezvous.delegate_messages import ANSWERS, ORDERS, Answer, Finish, Leave, Meet, Open, Order
 
 POINT = MeetingPoint("dynamic", "", None, "c10d", "alpha:29400", (("join_timeout", "9"),), 1, "10.0.0.1")
 FAILED = Failed(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from dsl.rendezvous.round_keys import Round
 from dsl.rendezvous.torch_side import Site
 from dsl.rendezvous.view import RoundNodes, View
 from dsl.rendezvous.watch import Watcher
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Gone:

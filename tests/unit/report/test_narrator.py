@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
 from dsl.evidence import reports as evidence
 from dsl.model.outcome import Awaiting, Decision, History, Outcome
 from dsl.report.narrator import Narrator
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_that_restarts_wait_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:

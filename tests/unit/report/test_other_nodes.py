@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
@@ -22,9 +22,6 @@ from dsl.model.outcome import (
     Outcome,
 )
 from dsl.report.narrator import Narrator
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CAUSE = an_exit(1, code=7)
 OWN = an_attempt(a_plan(2), [CAUSE], end(CAUSE))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,9 +32,6 @@ from dsl.model.outcome import (
     TimerExpired,
 )
 from dsl.report.recorder import LONGEST_LINE, EventsFile, Recorder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PLAN = a_plan(2)
 CAUSE = an_exit(1, code=3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,6 @@ from hypothesis import strategies as st
 from dsl._record import replace
 from dsl.model.failure import ErrorRecord, Failure
 from dsl.report.summary import MAX_OTHERS, MAX_TEXT, addition, format_summary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.guarantee("G3")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.machine import OWN_ADDRESSES, make_facts, numa_table
@@ -16,9 +16,6 @@ from dsl.machine.programs import QUESTIONS
 from dsl.report import survey as module
 from dsl.report.machine import human, machine_lines
 from dsl.report.survey import driver_version, survey
-
-if TYPE_CHECKING:
-    pass
 
 NVRM = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version:\n"

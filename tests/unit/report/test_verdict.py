@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 from unittest.mock import Mock
 
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
-from dsl import SignalReceived
+from dsl import Ended, Exit, SignalReceived
 from dsl._record import replace
 from dsl.conductor.judge import Context, judge_alone
 from dsl.evidence.reports import memory_evidence, report_of
+from dsl.model.node import NodePlan
 from dsl.model.outcome import Outcome, exit_code
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_workers, reason, verdict
 from dsl.signals import signal_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl import Ended, Exit
-    from dsl.model.node import NodePlan
 
 pytestmark = pytest.mark.guarantee("G2", "G3")
 
