@@ -80,6 +80,7 @@ class Stage:
 
     def __init__(self, terms: Terms, port_of: Callable[[int], int] | None = None) -> None:
         self.now_s = 100.0
+        self.terms = terms
         self.conductor = Conductor(terms, self.now_s, port_of)
         self.orders: list[Any] = []
 
@@ -109,7 +110,7 @@ class Stage:
         """Agents come, and nothing stands in the way there."""
         orders = []
         for place in places:
-            task = self.conductor.places[place].task
+            task = self.terms.seats[place].task
             orders += self.hear(
                 place, Hello("1", place, "h", 1, is_task=task is not None, local_rank=task or 0)
             )
@@ -173,6 +174,6 @@ def elastic(*sizes: int, least: int = 1, most: int | None = None, **fields: Any)
 def begun(*sizes: int, per_node: bool = True, first: dict[str, Any] | None = None, **job: Any) -> Stage:
     """A job that needs all of its hosts, and they have come. ``first``: what the first one has said."""
     stage = fixed(*sizes, per_node=per_node, **job)
-    for place in range(len(stage.conductor.places)):
+    for place in range(len(stage.conductor.roster)):
         stage.come(place, **(first or {} if place == 0 else {}))
     return stage

@@ -74,7 +74,7 @@ class FirstNode:
         self._conductor.clocks[0] = OURS
         self._links: dict[int, Link] = {}
         self.elsewhere = Elsewhere(
-            lambda: self._links, self._conductor.name, nodes=self._hello.nodes, has_own=True
+            lambda: self._links, self._conductor.roster.name, nodes=self._hello.nodes, has_own=True
         )
         """What views into the job see of the other nodes."""
         self._guests: list[Link] = []
@@ -137,7 +137,7 @@ class FirstNode:
         """End, when our part has ended. If the whole job has ended, all nodes hear of it first."""
         is_over = self._conductor.has_begun and self._conductor.code is not None
         self.send(Bye(code))
-        while is_over and not self._conductor.is_done:
+        while is_over and not self._conductor.roster.is_done:
             self._wait(-1)
             self.receive()
         self._hub.close(FAREWELL_S)
@@ -222,7 +222,7 @@ class FirstNode:
             return
         why = objection(hello, self._hello)
         if not why and hello.place in self._links:
-            name = self._conductor.name(hello.place)
+            name = self._conductor.roster.name(hello.place)
             why = f"its --node-rank is {hello.place}, and so is that of {name}"
         if not why and self._conductor.expects(hello.place):
             self._links[hello.place], self._hosts[hello.place] = link, hello.host
@@ -288,7 +288,7 @@ class FirstNode:
             link.send(Said(notice))
 
     def _left(self, place: int, signum: int) -> Notice:
-        name = self._conductor.name(place)
+        name = self._conductor.roster.name(place)
         return Notice("info", f"{name} leaves the job, which ends: {signal_name(signum)} received there")
 
     def _tell_once(self, notice: Notice) -> None:
@@ -300,7 +300,7 @@ class FirstNode:
     def _remind(self) -> None:
         """Say which nodes are missing, and what to type there."""
         self._remind_s = None
-        joining, missing = self._joining, self._conductor.missing()
+        joining, missing = self._joining, self._conductor.roster.missing()
         count = self._hello.nodes
         names = f"node{'s' if len(missing) > 1 else ''} {format_ranges(missing)}"
         text = f"waiting for {len(missing)} of {count} nodes: {names}"

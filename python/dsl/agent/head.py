@@ -147,11 +147,11 @@ class Head(Hooks):
         self.conductor = conductor
         self._starters = starters
         self._hub = hub
-        hub.share_output(len(conductor.places))
+        hub.share_output(len(conductor.roster))
         self._links: dict[int, Link] = {}
         self.elsewhere = Elsewhere(
             lambda: self._links,
-            conductor.name,
+            conductor.roster.name,
             nodes=len(job.hosts),
             workers=sum(len(host.slots) for host in job.hosts),
             words=(job.program.script, *job.program.args),
@@ -164,7 +164,7 @@ class Head(Hooks):
         self._guard = 0
         self._has_warned = False
         for place, fd in starters.streams.items():
-            self._links[place] = hub.add(FdStream(fd, fd), conductor.name(place))
+            self._links[place] = hub.add(FdStream(fd, fd), conductor.roster.name(place))
             self._links[place].place = place
 
     # ------------------------------------------------------------------ source and policy
@@ -228,7 +228,7 @@ class Head(Hooks):
             return
         place = link.place
         if isinstance(message, Hello):
-            if place >= len(self.conductor.places) or not self.conductor.expects(place):
+            if place >= len(self.conductor.roster) or not self.conductor.expects(place):
                 self._turn_away(link)
                 return
             self._links[place] = link
@@ -238,7 +238,7 @@ class Head(Hooks):
             return
         if self._recorder is not None and self._record(self._recorder, link, message):
             return
-        is_silent = place in self._starters.streams and not self.conductor.has_greeted(place)
+        is_silent = place in self._starters.streams and not self.conductor.roster.has_greeted(place)
         if isinstance(message, Lost) and is_silent:
             return  # its program will end and say why
         if link.clock is not None:
@@ -247,7 +247,7 @@ class Head(Hooks):
 
     def _record(self, recorder: Recorder, link: Link, message: object) -> bool:
         """Record what a member says. Whether that is all that has to be done with it."""
-        name = self.conductor.name(link.place)
+        name = self.conductor.roster.name(link.place)
         if isinstance(message, Recorded):
             clock = link.clock
             recorder.add(message.line, time.time_ns(), None if clock is None else clock.offset_ns)
@@ -255,7 +255,7 @@ class Head(Hooks):
             recorder.membership(joined=[name])
         elif isinstance(message, Refused):
             recorder.membership(left=[name], why=message.text)
-        elif isinstance(message, Lost) and not self.conductor.has_said_goodbye(link.place):
+        elif isinstance(message, Lost) and not self.conductor.roster.has_said_goodbye(link.place):
             recorder.membership(left=[name], why=message.reason)
         return isinstance(message, Recorded)
 
@@ -273,7 +273,7 @@ class Head(Hooks):
             if isinstance(order, Send):
                 link = self._links.get(order.place)
                 if self._recorder is not None and isinstance(order.message, Meeting):
-                    self._recorder.meeting(self.conductor.name(order.place), order.message)
+                    self._recorder.meeting(self.conductor.roster.name(order.place), order.message)
                 if link is not None:
                     link.send(order.message)
             elif isinstance(order, Speak):
@@ -298,9 +298,9 @@ class Head(Hooks):
 
     def _dismiss(self, within_s: float) -> None:
         """Give the programs that reach the hosts ``within_s`` to end, if they do so by themselves."""
-        conductor = self.conductor
-        others = [place for place in range(len(conductor.places)) if not conductor.has_said_goodbye(place)]
-        ends = self._starters.end(others) or conductor.is_complete
+        roster = self.conductor.roster
+        others = [place for place in range(len(roster)) if not roster.has_said_goodbye(place)]
+        ends = self._starters.end(others) or roster.is_complete
         self._dismissal_s = time.monotonic() + (within_s if ends else 0.0)
 
     def _follow(self, news: Sequence[object]) -> None:
@@ -312,7 +312,7 @@ class Head(Hooks):
             elif isinstance(one, Notice):
                 self._speak(one)
             elif isinstance(one, Missing):
-                is_awaited = any(self.conductor.is_awaited(place) for place in one.places)
+                is_awaited = any(self.conductor.roster.is_awaited(place) for place in one.places)
                 for line in one.said if is_awaited else ():
                     self._speak(Notice("critical", line))
                 self._obey(self.conductor.starter_ended(one.places, one.why, now_s))
@@ -360,7 +360,7 @@ class Head(Hooks):
         """All programs that reach hosts have ended: tell living agents to end, and hear them out."""
         import select
 
-        if self.conductor.is_done:
+        if self.conductor.roster.is_done:
             return
         supervisor = self._supervisor
         assert supervisor is not None
@@ -368,7 +368,7 @@ class Head(Hooks):
         poller = select.poll()
         poller.register(self._hub.fileno(), select.POLLIN)
         poller.register(supervisor.fileno(), select.POLLIN)
-        while not self.conductor.is_done:
+        while not self.conductor.roster.is_done:
             due_s = self.conductor.deadline_s
             left_ms = None if due_s is None else max(due_s - time.monotonic(), 0) * 1000 + 1
             poller.poll(left_ms)

@@ -17,7 +17,7 @@ from dsl.conductor.attempt import Attempt, choose_port, meet, opening
 from dsl.conductor.gathering import FAILURE, USAGE, Gathering
 from dsl.conductor.judge import Context, Judged, judge
 from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S, Roster
-from dsl.conductor.orders import Dismiss, Explain, Send, Speak
+from dsl.conductor.orders import Explain, Send, Speak
 from dsl.conductor.restarts import Restarts
 from dsl.conductor.terms import objection
 from dsl.control.messages import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl.conductor.members import Known
-    from dsl.conductor.terms import Seat, Terms
+    from dsl.conductor.terms import Terms
     from dsl.control.clock import Clock
     from dsl.model.judgement import Judgement
 
@@ -66,8 +66,9 @@ class Conductor:
         """``port_of`` chooses the port of an attempt, counted from 0; may raise DslError. None: terms do."""
         self._terms = terms
         self._port_of = port_of
-        self._roster = Roster(terms, now_s)
-        self._gathering = Gathering(terms, self._roster, now_s)
+        self.roster = Roster(terms, now_s)
+        """What is known of the members."""
+        self._gathering = Gathering(terms, self.roster, now_s)
         self._now_s = now_s
         self._attempt: Attempt | None = None
         """The attempt whose workers run, or that was the last one when the job ended."""
@@ -76,8 +77,7 @@ class Conductor:
         """Why the job is being ended, if it is."""
         self._abandoned = ""
         """Why the programs that reach the members have ended; empty: they run."""
-        self._is_over = self._is_dismissed = False
-        self._restarts = Restarts(terms, self._roster)
+        self._restarts = Restarts(terms, self.roster)
         self._count = 0
         """Number of attempts begun."""
         self._deadline_s: float | None = None
@@ -98,9 +98,11 @@ class Conductor:
     @property
     def deadline_s(self) -> float | None:
         """When to call `wait_is_over`; None: nothing is due."""
+        if self.roster.is_done:
+            return None
         due = [self._deadline_s]
-        if not self._is_over:
-            due += [self._company_s, *[one.due_s for one in self._roster]]
+        if not self.roster.is_over:
+            due += [self._company_s, *[one.due_s for one in self.roster]]
             due += self._gathering.due() if self._attempt is None else []
         return min([one for one in due if one is not None], default=None)
 
@@ -109,55 +111,18 @@ class Conductor:
         """Whether members have been sent into an attempt."""
         return self._count > 0
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more can come from any member."""
-        return self._is_over and all(one.is_gone or one.has_ended for one in self._roster)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every member has said goodbye: then the programs that started them end by themselves."""
-        return all(one.has_ended for one in self._roster)
-
-    @property
-    def places(self) -> tuple[Seat, ...]:
-        """The members, by place."""
-        return self._terms.seats
-
-    def missing(self) -> list[int]:
-        """The places of members that have not come, or cannot take part."""
-        ready = self._roster.ready()
-        return [place for place in range(len(self._roster)) if place not in ready]
-
     def expects(self, place: int) -> bool:
         """Whether a member may greet us: one at a time per place."""
-        one, terms = self._roster[place], self._terms
+        one, terms = self.roster[place], self._terms
         comes_again = terms.is_elastic or (terms.members_come and not self._count)
         return one.hello is None or (comes_again and not one.is_there)
-
-    def has_greeted(self, place: int) -> bool:
-        """Whether the member has greeted us."""
-        return self._roster[place].hello is not None
-
-    def has_said_goodbye(self, place: int) -> bool:
-        """Whether the member has said that it ends."""
-        return self._roster[place].has_ended
-
-    def is_awaited(self, place: int) -> bool:
-        """Whether the member has not greeted us, and still may."""
-        one = self._roster[place]
-        return one.hello is None and not one.is_gone and not self._is_over
-
-    def name(self, place: int) -> str:
-        """The name of a member: ``host n1``, ``rank 3 on host n1``, or ``node 1 (n1)``."""
-        return self._roster.name(place)
 
     # ------------------------------------------------------------------ what happens
 
     def hear(self, place: int, message: object, now_s: float) -> list[object]:
         """What follows from what a member says."""
         self._now_s = now_s
-        return [*self._hear(place, self._roster[place], message), *self._try_to_begin()]
+        return [*self._hear(place, self.roster[place], message), *self._try_to_begin()]
 
     def _hear(self, place: int, one: Known, message: object) -> list[object]:
         if isinstance(message, Hello):
@@ -166,7 +131,7 @@ class Conductor:
             return [Speak(message.notice)]
         if isinstance(message, (Bye, Lost)):
             return self._hear_end(place, one, message)
-        if not one.is_there or self._is_over:
+        if not one.is_there or self.roster.is_over:
             return []
         if isinstance(message, Checked):
             return self._hear_checked(place, one, message)
@@ -188,10 +153,10 @@ class Conductor:
         self._now_s = now_s
         orders: list[object] = []
         for place in places:
-            one = self._roster[place]
-            if one.hello is None and one.status == "starting" and not self._is_over:
+            one = self.roster[place]
+            if one.hello is None and one.status == "starting" and not self.roster.is_over:
                 one.is_gone = True
-                orders += self._roster.miss(place, why, now_s)
+                orders += self.roster.miss(place, why, now_s)
         return [*orders, *self._try_to_begin()]
 
     def starters_lost(self, why: str, now_s: float) -> list[object]:
@@ -200,7 +165,7 @@ class Conductor:
         Members that are still connected get the grace period to end.
         """
         self._now_s = now_s
-        if self._is_over:
+        if self.roster.is_over:
             return []
         attempt, gathering = self._attempt, self._gathering
         if attempt is None and gathering.hopeless():
@@ -223,8 +188,8 @@ class Conductor:
             return self._hear_preemption(signum)
         if action != "stop":
             return []
-        if self._is_over:
-            return [] if self.is_done else self.cut_output(signum)
+        if self.roster.is_over:
+            return [] if self.roster.is_done else self.cut_output(signum)
         name, insists = signal_name(signum), self._context.signum is not None
         if not insists:
             self._context = replace(self._context, signum=signum, is_key=is_key)
@@ -238,18 +203,17 @@ class Conductor:
 
     def wait_longer(self, now_s: float) -> None:
         """Extend the deadline: the user's side does not read the output, so members cannot send the rest."""
-        if self._is_over and self._deadline_s is not None:
+        if self.roster.is_over and self._deadline_s is not None:
             self._deadline_s = now_s + FAREWELL_S
 
     def cut_output(self, signum: int) -> list[object]:
         """End at once: the user no longer waits for the output of an ended job to be read."""
         self.code = self.code or 128 + signum
-        for one in self._roster:
-            one.is_gone = True
+        self.roster.give_up()
         if not self._count:
-            return self._finish_if_done()
+            return self.roster.dismiss_if_done(FAREWELL_S)
         text = f"{signal_name(signum)} received: output that nobody has read is lost"
-        return [Speak(Notice("warning", text)), *self._finish_if_done()]
+        return [Speak(Notice("warning", text)), *self.roster.dismiss_if_done(FAREWELL_S)]
 
     def wait_is_over(self, now_s: float) -> list[object]:
         """What follows when `deadline_s` has passed."""
@@ -258,9 +222,9 @@ class Conductor:
         if self._deadline_s is not None and self._deadline_s <= now_s:
             self._deadline_s = None
             orders += self._lose_silent()
-        if self._is_over:
+        if self.roster.is_over:
             return orders
-        orders += self._roster.try_again(now_s)
+        orders += self.roster.try_again(now_s)
         if self._company_s is not None and self._company_s <= now_s:
             self._company_s = None
             orders += self._take_in(is_late=True)
@@ -270,21 +234,20 @@ class Conductor:
 
     def _greet(self, place: int, one: Known, hello: Hello) -> list[object]:
         terms = self._terms
-        one.expect(one.due_s if one.status == "starting" else self._roster.answer_by(self._now_s))
+        one.expect(one.due_s if one.status == "starting" else self.roster.answer_by(self._now_s))
         one.hello = hello
-        if self._is_over:
+        if self.roster.is_over:
             one.is_told = one.is_gone = True
             return [Send(place, self._over())]
         problem = objection(terms, place, hello)
         if terms.assignment is not None:
             if problem:
                 return self._find_unfit(place, (problem,))
-            seat = terms.seats[place]
-            return [Send(place, replace(terms.assignment, node_rank=seat.node_rank, task=seat.task))]
+            return [Send(place, terms.assigned(place))]
         one.host = hello.host
         if problem:
-            text = f"{self.name(place)} cannot take part: {problem}"
-            self._roster.forget(place)
+            text = f"{self.roster.name(place)} cannot take part: {problem}"
+            self.roster.forget(place)
             return [Send(place, Refused(text, USAGE)), Speak(Notice("warning", text))]
         one.size, one.role, one.status, one.joined_s = hello.workers, hello.role, "ready", self._now_s
         return []
@@ -297,7 +260,7 @@ class Conductor:
             return self._find_unfit(place, checked.problems)
         has_news = one.put("ready", None, "")
         one.joined_s = self._now_s
-        orders = [Speak(Notice("info", f"{self.name(place)} is there now"))] if has_news else []
+        orders = [Speak(Notice("info", f"{self.roster.name(place)} is there now"))] if has_news else []
         return [*orders, *self._take_in()]
 
     def _take_in(self, *, is_late: bool = False) -> list[object]:
@@ -305,7 +268,7 @@ class Conductor:
 
         ``is_late``: do not wait for starting members any more.
         """
-        attempt, roster = self._attempt, self._roster
+        attempt, roster = self._attempt, self.roster
         if attempt is None or attempt.is_stopping:
             return []
         spares = [place for place in roster.ready() if place not in attempt.reports]
@@ -323,14 +286,14 @@ class Conductor:
 
     def _find_unfit(self, place: int, problems: Sequence[str]) -> list[object]:
         """Something is wrong at a member. An elastic job ends its agent, and starts it again later."""
-        said = self._roster.find_unfit(place, problems, self._now_s)
+        said = self.roster.find_unfit(place, problems, self._now_s)
         orders = self._tell_over(place) if self._terms.is_elastic else []
         return [*orders, *(said if self._count else [])]
 
     # ------------------------------------------------------------------ an attempt begins
 
     def _try_to_begin(self) -> list[object]:
-        if self._attempt is not None or self._is_over:
+        if self._attempt is not None or self.roster.is_over:
             return []
         chosen, orders = self._gathering.choose(self._now_s)
         if self._gathering.refusal:
@@ -339,11 +302,11 @@ class Conductor:
         return [*orders, *(self._begin_with(chosen) if chosen else [])]
 
     def _begin_with(self, chosen: tuple[int, ...]) -> list[object]:
-        terms, roster, number = self._terms, self._roster, self._count
+        terms, roster, number = self._terms, self.roster, self._count
         first = roster[chosen[0]]
         address = terms.address or next(iter(first.checked.addresses if first.checked else ()), "")
         if not address:
-            name = self.name(chosen[0])
+            name = self.roster.name(chosen[0])
             text = f"no address of {name} is known that the others could reach: give --master_addr"
             return self._give_up(USAGE, text)
         try:
@@ -370,7 +333,7 @@ class Conductor:
 
     def _hear_preemption(self, signum: int) -> list[object]:
         attempt, signals = self._attempt, self._terms.job.signals
-        if self._is_over or self._context.signum is not None:
+        if self.roster.is_over or self._context.signum is not None:
             return []
         self._context = replace(self._context, is_preempted=True)
         if attempt is None:
@@ -387,7 +350,7 @@ class Conductor:
         if attempt.is_stopping:
             return []
         attempt.begun_by = place
-        return self._stop(attempt, f"{self.name(place)} has failed", but=place)
+        return self._stop(attempt, f"{self.roster.name(place)} has failed", but=place)
 
     def _stop(self, attempt: Attempt, why: str, but: int = -1) -> list[object]:
         if attempt.is_stopping:
@@ -405,11 +368,11 @@ class Conductor:
             why = "is left out: workers would not end there"
         elif self._terms.is_elastic and report.rank < 0 and report.code and not is_stopped:
             why = f"is left out: it has stopped its workers, exit code {report.code}"
-            retry_s = self._roster[place].pause_s()
+            retry_s = self.roster[place].pause_s()
         if why:
-            attempt.left[place] = Notice("warning", f"{self.name(place)} {why}")
+            attempt.left[place] = Notice("warning", f"{self.roster.name(place)} {why}")
         if why and self._terms.is_elastic:
-            self._roster[place].put("missing", self._now_s + retry_s, "has left")
+            self.roster[place].put("missing", self._now_s + retry_s, "has left")
             orders += self._tell_over(place)
         if report.code:
             orders += self._stop_others(attempt, place)
@@ -423,18 +386,18 @@ class Conductor:
         attempt, terms = self._attempt, self._terms
         reason = message.reason if isinstance(message, Lost) else "has ended before its time"
         is_member = attempt is not None and place in attempt.reports
-        if self._is_over:
+        if self.roster.is_over:
             orders: list[object] = []
             report = None if attempt is None else attempt.reports.get(place)
             if was_alive and is_member and one.is_gone and not (report and report.code):
-                text = f"{self.name(place)} {reason}: the end of its output may be missing"
+                text = f"{self.roster.name(place)} {reason}: the end of its output may be missing"
                 orders.append(Speak(Notice("warning", text)))
-            return [*orders, *self._finish_if_done()]
+            return [*orders, *self.roster.dismiss_if_done(FAREWELL_S)]
         if not was_there:
             return []
         if terms.members_come and not self._count:
-            text = f"{self.name(place)} has left before the job has begun: it {reason}"
-            self._roster.forget(place)
+            text = f"{self.roster.name(place)} has left before the job has begun: it {reason}"
+            self.roster.forget(place)
             return [Speak(Notice("info", text))]
         if is_member and self._now_s - one.joined_s >= STEADY_S:
             one.retry_s = RETRY_S
@@ -442,7 +405,7 @@ class Conductor:
             # The host does not hear us either, and has to end its workers first.
             one.retry_s = max(one.retry_s, terms.heartbeat_s)
         is_running = attempt is not None and place in attempt.running
-        orders = self._roster.miss(place, f"was lost: it {reason}", self._now_s, is_known=is_running)
+        orders = self.roster.miss(place, f"was lost: it {reason}", self._now_s, is_known=is_running)
         if attempt is None and self._count and not terms.is_elastic:
             return self._end()  # it waited to start again
         return [*orders, *self._lose(place, f"it {reason}", FAILURE)]
@@ -450,14 +413,14 @@ class Conductor:
     def _lose(self, place: int, how: str, code: int, *, is_lost: bool = True) -> list[object]:
         """A member cannot go on. If its workers ran, its part of the attempt has failed."""
         attempt = self._attempt
-        if self._is_over or attempt is None or place not in attempt.reports:
+        if self.roster.is_over or attempt is None or place not in attempt.reports:
             return []
         is_elastic = self._terms.is_elastic
         if attempt.reports[place] is not None:
             if not is_elastic:
-                attempt.left[place] = Notice("warning", f"{self.name(place)}: {how}")
+                attempt.left[place] = Notice("warning", f"{self.roster.name(place)}: {how}")
             return []
-        report = attempt.lose(place, self.name(place), how, code, is_lost=is_lost)
+        report = attempt.lose(place, self.roster.name(place), how, code, is_lost=is_lost)
         if report.rank < 0 or not is_elastic:
             attempt.left[place] = report
         return [*self._stop_others(attempt, place), *self._decide()]
@@ -465,10 +428,9 @@ class Conductor:
     def _lose_silent(self) -> list[object]:
         """Count members as lost that have not reported, or not said goodbye, in time."""
         orders: list[object] = []
-        if self._is_over:
-            for one in self._roster:
-                one.is_gone = True
-            return self._finish_if_done()
+        if self.roster.is_over:
+            self.roster.give_up()
+            return self.roster.dismiss_if_done(FAREWELL_S)
         for place in [] if self._attempt is None else self._attempt.running:
             orders += self._lose(place, "it has not answered any more", FAILURE)
         return orders
@@ -478,7 +440,7 @@ class Conductor:
     def _decide(self) -> list[object]:
         """When the attempt has ended at every member: start another attempt, or end the job."""
         attempt = self._attempt
-        if self._is_over or attempt is None or attempt.running:
+        if self.roster.is_over or attempt is None or attempt.running:
             return []
         failed = any(report.code for report in attempt.ended.values())
         is_ending = self._is_asked or bool(self._abandoned)
@@ -508,7 +470,9 @@ class Conductor:
 
     def _judge(self, attempt: Attempt) -> Judgement:
         seats = self._terms.seats
-        members = {place: Judged(self.name(place), seats[place].node_rank) for place in attempt.reports}
+        members = {
+            place: Judged(self.roster.name(place), seats[place].node_rank) for place in attempt.reports
+        }
         context = replace(self._context, begun_by=attempt.begun_by)
         judgement = judge(attempt.ended, members, self.clocks, context)
         if self._abandoned and not judgement.causes and not self._is_asked:
@@ -533,13 +497,13 @@ class Conductor:
         self.notices += [Notice("critical", f"error: {line}") for line in lines]
         orders: list[object] = []
         if lines and self._terms.members_come:
-            here = [place for place, one in enumerate(self._roster) if one.is_there]
+            here = [place for place, one in enumerate(self.roster) if one.is_there]
             orders += [Send(place, Refused(lines[0], code)) for place in here]
         return [*orders, *self._end()]
 
     def _end(self) -> list[object]:
         """Tell all members that the job is over."""
-        self._is_over = True
+        self.roster.is_over = True
         self._deadline_s = self._now_s + FAREWELL_S
         judgement, orders = self.judgement, list[object]()
         if self.code is None:
@@ -547,32 +511,21 @@ class Conductor:
         if self._context.is_preempted and self.code == REQUEUE_CODE:
             text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
             orders.append(Speak(Notice("info", text)))
-        orders += [order for place in range(len(self._roster)) for order in self._tell_over(place)]
-        return [*orders, *self._finish_if_done()]
+        orders += [order for place in range(len(self.roster)) for order in self._tell_over(place)]
+        return [*orders, *self.roster.dismiss_if_done(FAREWELL_S)]
 
     def _tell_over(self, place: int) -> list[object]:
         """Tell a member, once, that the job is over for it."""
-        one = self._roster[place]
+        one = self.roster[place]
         if not one.is_there:
             return []
         one.is_told = True
         return [Send(place, self._over())]
 
     def _over(self) -> Over:
-        return Over(self.judgement if self._is_over and self._terms.members_come else None)
-
-    def _finish_if_done(self) -> list[object]:
-        if not self._is_over:
-            return []
-        for one in self._roster:
-            one.is_gone |= one.hello is None  # this member will never come
-        if self._is_dismissed or not self.is_done:
-            return []
-        self._is_dismissed = True
-        self._deadline_s = None
-        return [Dismiss(FAREWELL_S)]
+        return Over(self.judgement if self.roster.is_over and self._terms.members_come else None)
 
     def _to_running(self, message: object, but: int = -1) -> list[object]:
         """Send a message to the members whose workers run."""
-        running = [] if self._is_over or self._attempt is None else self._attempt.running
-        return [Send(place, message) for place in running if place != but and self._roster[place].is_there]
+        running = [] if self.roster.is_over or self._attempt is None else self._attempt.running
+        return [Send(place, message) for place in running if place != but and self.roster[place].is_there]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.conductor.members import Roster
-from dsl.conductor.orders import Dismiss, Send, Show, Speak
+from dsl.conductor.orders import Send, Show, Speak
 from dsl.conductor.terms import objection
 from dsl.control.messages import Bye, Checked, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
 from dsl.doctor.job_checks import Examined, find_all
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.conductor.terms import Seat, Terms
+    from dsl.conductor.terms import Terms
     from dsl.control.clock import Clock
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
@@ -53,13 +53,14 @@ class Examination:
     def __init__(self, terms: Terms, now_s: float, notices: Sequence[Notice] = ()) -> None:
         """``notices``: warnings of the plan, which are findings, too."""
         self._terms = terms
-        self._roster = Roster(terms, now_s)
+        self.roster = Roster(terms, now_s)
+        """What is known of the members."""
         self._hosts = [Examined(seat.host) for seat in terms.seats]
         self._planned = notices
         self._asked: frozenset[int] = frozenset()
         """Members that try the ways."""
         self._tried: set[int] = set()
-        self._is_trying = self._is_over = self._is_dismissed = False
+        self._is_trying = False
         self._deadline_s: float | None = None if terms.start_s is None else now_s + terms.start_s
         self._now_s = now_s
         self.code: int | None = None
@@ -72,70 +73,36 @@ class Examination:
     @property
     def deadline_s(self) -> float | None:
         """When to call `wait_is_over`; None: nothing is due."""
-        return self._deadline_s
-
-    @property
-    def places(self) -> tuple[Seat, ...]:
-        """The members, by place."""
-        return self._terms.seats
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more can come from any member."""
-        return self._is_over and all(one.is_gone or one.has_ended for one in self._roster)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every member has said goodbye."""
-        return all(one.has_ended for one in self._roster)
+        return None if self.roster.is_done else self._deadline_s
 
     def expects(self, place: int) -> bool:
         """Whether a member may greet us."""
-        return self._roster[place].hello is None
-
-    def has_greeted(self, place: int) -> bool:
-        """Whether the member has greeted us."""
-        return self._roster[place].hello is not None
-
-    def has_said_goodbye(self, place: int) -> bool:
-        """Whether the member has said that it ends."""
-        return self._roster[place].has_ended
-
-    def is_awaited(self, place: int) -> bool:
-        """Whether the member has not greeted us, and still may."""
-        one = self._roster[place]
-        return one.hello is None and not one.is_gone and not self._is_over
-
-    def name(self, place: int) -> str:
-        """The name of a member: ``host n1``."""
-        return self._roster.name(place)
+        return self.roster[place].hello is None
 
     # ------------------------------------------------------------------ what happens
 
     def hear(self, place: int, message: object, now_s: float) -> list[object]:
         """What follows from what a member says."""
         self._now_s = now_s
-        one = self._roster[place]
+        one = self.roster[place]
         if isinstance(message, Said):
             return [Speak(message.notice)]
         if isinstance(message, (Bye, Lost)):
             one.has_ended |= isinstance(message, Bye)
             one.is_gone = True
             reason = message.reason if isinstance(message, Lost) else "has ended before its time"
-            return [*self._fail(place, f"was lost: it {reason}"), *self._go_on()]
-        if self._is_over:
+            self._fail(place, f"was lost: it {reason}")
+        elif self.roster.is_over:
             return []
-        if isinstance(message, Hello):
+        elif isinstance(message, Hello):
             one.hello = message
             problem = objection(self._terms, place, message)
-            if problem:
-                return [*self._fail(place, problem), *self._go_on()]
-            seat = self._terms.seats[place]
-            assert self._terms.assignment is not None
-            return [Send(place, replace(self._terms.assignment, node_rank=seat.node_rank, task=seat.task))]
-        if isinstance(message, Refused):
-            return [*self._fail(place, message.text), *self._go_on()]
-        if isinstance(message, Checked) and self._hosts[place].checked is None:
+            if not problem:
+                return [Send(place, self._terms.assigned(place))]
+            self._fail(place, problem)
+        elif isinstance(message, Refused):
+            self._fail(place, message.text)
+        elif isinstance(message, Checked) and self._hosts[place].checked is None:
             self._hosts[place] = replace(self._hosts[place], checked=message)
             soon_s = now_s + LATE_S
             if not self._is_trying:
@@ -149,8 +116,8 @@ class Examination:
         """The programs that reach these members have ended: members that have not answered never will."""
         self._now_s = now_s
         for place in places:
-            if self._roster[place].hello is None:
-                self._roster[place].is_gone = True
+            if self.roster[place].hello is None:
+                self.roster[place].is_gone = True
                 self._fail(place, why)
         return self._go_on()
 
@@ -161,7 +128,7 @@ class Examination:
     def signal(self, signum: int, action: str, now_s: float, *, is_key: bool = False) -> list[object]:  # noqa: ARG002  as every conductor
         """A signal of the user ends the examination."""
         self._now_s = now_s
-        if action not in ("stop", "preempt") or self._is_over:
+        if action not in ("stop", "preempt") or self.roster.is_over:
             return []
         self.code = 128 + signum
         return self._end([])
@@ -180,10 +147,9 @@ class Examination:
         if self._deadline_s is None or now_s < self._deadline_s:
             return []
         self._deadline_s = None
-        if self._is_over:
-            for one in self._roster:
-                one.is_gone = True
-            return self._finish_if_done()
+        if self.roster.is_over:
+            self.roster.give_up()
+            return self.roster.dismiss_if_done(FAREWELL_S)
         for place, host in enumerate(self._hosts):
             if self._is_trying and place in self._asked - self._tried:
                 self._fail(place, "has not answered any more")
@@ -193,17 +159,16 @@ class Examination:
 
     # ------------------------------------------------------------------ what follows
 
-    def _fail(self, place: int, problem: str) -> list[object]:
+    def _fail(self, place: int, problem: str) -> None:
         """Note the first problem of a member that keeps it from an answer."""
         host = self._hosts[place]
-        if not host.problem and not self._is_over:
+        if not host.problem and not self.roster.is_over:
             self._hosts[place] = replace(host, problem=problem)
-        return []
 
     def _go_on(self) -> list[object]:
         """Go on to the ways when all have looked, and to the end when all ways are tried."""
-        if self._is_over:
-            return self._finish_if_done()
+        if self.roster.is_over:
+            return self.roster.dismiss_if_done(FAREWELL_S)
         if any(one.checked is None and not one.problem for one in self._hosts):
             return []
         if not self._is_trying:
@@ -240,16 +205,7 @@ class Examination:
         return found
 
     def _end(self, orders: list[object]) -> list[object]:
-        self._is_over = True
+        self.roster.is_over = True
         self._deadline_s = self._now_s + FAREWELL_S
-        orders += [Send(place, Over()) for place, one in enumerate(self._roster) if one.is_alive]
-        return [*orders, *self._finish_if_done()]
-
-    def _finish_if_done(self) -> list[object]:
-        for one in self._roster:
-            one.is_gone |= one.hello is None
-        if self._is_dismissed or not self.is_done:
-            return []
-        self._is_dismissed = True
-        self._deadline_s = None
-        return [Dismiss(FAREWELL_S)]
+        orders += [Send(place, Over()) for place, one in enumerate(self.roster) if one.is_alive]
+        return [*orders, *self.roster.dismiss_if_done(FAREWELL_S)]

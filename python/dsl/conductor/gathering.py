@@ -93,7 +93,7 @@ class Gathering:
         """Wait for more members: there are too few. ``is_late``: the wait is over."""
         roster, terms = self._roster, self._terms
         if is_late and terms.members_come:
-            missing = roster.names([place for place in range(len(roster)) if place not in roster.ready()])
+            missing = roster.names(roster.missing())
             self.refusal = [f"after {terms.wait_s:g} s the job is still waiting for {missing}"]
         elif is_late:
             text = f"{roster.shortage()}, and no more came within {terms.wait_s:g} s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.conductor.orders import Drop, Reach, Speak
+from dsl.conductor.orders import Dismiss, Drop, Reach, Speak
 from dsl.lists import format_ranges
 from dsl.model.job import Notice
 from dsl.plan.elastic import choose_hosts, few
@@ -83,6 +83,9 @@ class Roster:
     def __init__(self, terms: Terms, now_s: float) -> None:
         self._terms = terms
         self._known = [Known(member, self.answer_by(now_s)) for member in terms.seats]
+        self.is_over = False
+        """The job is over: no member is awaited any more."""
+        self._is_dismissed = False
 
     def __getitem__(self, place: int) -> Known:
         return self._known[place]
@@ -100,6 +103,52 @@ class Roster:
     def forget(self, place: int) -> None:
         """Make a place free again."""
         self._known[place] = Known(self._terms.seats[place], None)
+
+    # ------------------------------------------------------------------ members that come and go
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more can come from any member."""
+        return self.is_over and all(one.is_gone or one.has_ended for one in self._known)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every member has said goodbye: then the programs that started them end by themselves."""
+        return all(one.has_ended for one in self._known)
+
+    def has_greeted(self, place: int) -> bool:
+        """Whether the member has greeted us."""
+        return self._known[place].hello is not None
+
+    def has_said_goodbye(self, place: int) -> bool:
+        """Whether the member has said that it ends."""
+        return self._known[place].has_ended
+
+    def is_awaited(self, place: int) -> bool:
+        """Whether the member has not greeted us, and still may."""
+        one = self._known[place]
+        return one.hello is None and not one.is_gone and not self.is_over
+
+    def missing(self) -> list[int]:
+        """The places of members that have not come, or cannot take part."""
+        ready = self.ready()
+        return [place for place in range(len(self._known)) if place not in ready]
+
+    def give_up(self) -> None:
+        """Expect nothing more from anyone."""
+        for one in self._known:
+            one.is_gone = True
+
+    def dismiss_if_done(self, within_s: float) -> list[object]:
+        """Once nothing more can come, dismiss the programs that reach the members, which get ``within_s``."""
+        if not self.is_over:
+            return []
+        for one in self._known:
+            one.is_gone |= one.hello is None  # this member will never come
+        if self._is_dismissed or not self.is_done:
+            return []
+        self._is_dismissed = True
+        return [Dismiss(within_s)]
 
     # ------------------------------------------------------------------ members that cannot take part
 

@@ -74,6 +74,12 @@ class Terms:
         """Whether members come by themselves; otherwise we reach them."""
         return self.assignment is None
 
+    def assigned(self, place: int) -> Assignment:
+        """The answer to the `Hello` of a member that we reach."""
+        assert self.assignment is not None
+        seat = self.seats[place]
+        return replace(self.assignment, node_rank=seat.node_rank, task=seat.task)
+
 
 def objection(terms: Terms, place: int, hello: Hello) -> str:
     """Why a member that greets us cannot take part; empty: its greeting shows no reason."""

@@ -362,7 +362,7 @@ def torment_a_head(random: Random, clock: SimpleNamespace, count: int, *, is_ela
                         or stage.conductor.code is not None
                         or (is_elastic and clock.now_s > 1060)
                     )
-                if stage.conductor.is_done:
+                if stage.conductor.roster.is_done:
                     break
         finally:
             for one in everybody:

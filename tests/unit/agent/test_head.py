@@ -156,11 +156,11 @@ def test_agents_are_waited_for_while_nobody_reads_their_output(monkeypatch: pyte
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     pdsh.hub.drain.return_value = False
     pdsh.head.read()
-    assert not pdsh.conductor.is_done
+    assert not pdsh.conductor.roster.is_done
     later_s += 60
     pdsh.hub.drain.return_value = True
     pdsh.head.read()
-    assert pdsh.conductor.is_done
+    assert pdsh.conductor.roster.is_done
 
 
 def test_a_key_opens_the_door_and_a_second_one_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -237,5 +237,5 @@ def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end() ->
     elastic.answers(place=1, status=255)
     assert sent(link)[-1] is Meeting
     elastic.hears((link, a_report(0, 0)), (link, Bye(0)))
-    assert elastic.conductor.is_done
+    assert elastic.conductor.roster.is_done
     assert elastic.order() == {"End": {"places": [1]}}

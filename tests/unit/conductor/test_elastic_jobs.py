@@ -498,7 +498,7 @@ def test_a_job_that_succeeds_ends_on_all_hosts_spares_too() -> None:
     assert stage.conductor.code == 0
     stage.hear(0, Bye(0))
     assert [one for one in stage.hear(1, Bye(0)) if isinstance(one, Dismiss)]
-    assert stage.conductor.is_done
+    assert stage.conductor.roster.is_done
 
 
 def test_a_signal_stops_the_workers_and_disturbs_no_spare() -> None:
@@ -531,7 +531,7 @@ def test_a_host_that_comes_when_the_job_is_over_is_sent_home() -> None:
     stage.hear(0, a_report(0, 0))
     assert messages(stage.hear(1, Hello("1", 1, "h", 1)), Over) == [(1, Over())]
     stage.hear(0, Bye(0))
-    assert stage.conductor.is_done
+    assert stage.conductor.roster.is_done
 
 
 def test_when_what_keeps_the_programs_is_lost_the_job_ends() -> None:

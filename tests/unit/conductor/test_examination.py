@@ -90,7 +90,7 @@ def test_all_hosts_look_then_all_try_the_ways_then_all_end() -> None:
     assert (sent(orders, Over), one.code) == ([0, 1, 2], 2)
     assert [one.hear(place, Bye(0), 3.0) for place in (0, 1)] == [[], []]
     assert one.hear(2, Bye(0), 3.0) == [Dismiss(FAREWELL_S)]
-    assert one.is_done
+    assert one.roster.is_done
 
 
 def test_hosts_that_fail_in_any_way_are_findings_and_the_others_are_examined() -> None:
@@ -164,12 +164,12 @@ def test_whatever_members_say_it_ends_in_time_with_one_page(events: list[tuple[i
         now_s += wait_s
         message = replace(said, place=place) if isinstance(said, Hello) else said
         orders += one.wait_is_over(now_s)
-        if isinstance(message, Hello) or one.has_greeted(place):
+        if isinstance(message, Hello) or one.roster.has_greeted(place):
             orders += one.hear(place, message, now_s)
     while one.deadline_s is not None:
         now_s = max(now_s, one.deadline_s)
         orders += one.wait_is_over(now_s)
     pages, dismissals = len([o for o in orders if isinstance(o, Show)]), orders.count(Dismiss(FAREWELL_S))
-    assert (pages, dismissals, one.is_done) == (1, 1, True)
+    assert (pages, dismissals, one.roster.is_done) == (1, 1, True)
     assert one.code in (0, 1, 2)
     assert now_s <= sum(wait_s for *_, wait_s in events) + START_S + TRY_S + FAREWELL_S

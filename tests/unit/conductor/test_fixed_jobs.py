@@ -254,7 +254,7 @@ def test_a_lost_host_stops_the_others_is_named_and_not_waited_for() -> None:
         "stopped by dsl: ranks 0-1",
     ]
     assert stage.hear(0, Bye(1)) == [Dismiss(FAREWELL_S)]
-    assert not stage.conductor.is_complete
+    assert not stage.conductor.roster.is_complete
 
 
 def test_a_host_that_was_lost_after_its_worker_had_failed_keeps_the_code() -> None:
@@ -401,7 +401,7 @@ def test_agents_that_do_not_answer_any_more_are_not_waited_for_without_a_launche
     stage.hear(0, a_report(0, 1, victims=(0,)))
     stage.later(7.0 + FAREWELL_S)
     stage.later(FAREWELL_S)
-    assert stage.conductor.is_done
+    assert stage.conductor.roster.is_done
     assert stage.conductor.code == 1
 
 

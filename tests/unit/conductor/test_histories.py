@@ -232,7 +232,7 @@ class World:
             elif isinstance(order, Explain):
                 assert verdict(order.judgement)[0]
             elif isinstance(order, Dismiss):
-                assert self.conductor.is_done
+                assert self.conductor.roster.is_done
                 assert not self.is_dismissed, "dismissed twice"
                 self.is_dismissed = True
             else:
@@ -315,19 +315,19 @@ class World:
             self.without_agent(place, 0)
             while place in self.agents and self.agents[place].outbox and self.attempt < 0:
                 self.hear(place, self.agents[place].outbox.pop(0))
-        while self.dice.is_left and not self.conductor.is_done:
+        while self.dice.is_left and not self.conductor.roster.is_done:
             self.step()
         for place in list(self.agents):
             if place in self.agents:
                 self.lose(place, CLOSED)
         for _ in range(MOST_STEPS):
-            if self.conductor.is_done:
+            if self.conductor.roster.is_done:
                 break
             for place in sorted(self.reachable) if not self.terms.members_come else ():
                 self.reachable.discard(place)
                 self.obey(self.conductor.starter_ended([place], "cannot be reached", self.now_s))
             self.wait(1)
-        assert self.conductor.is_done, "the job does not end"
+        assert self.conductor.roster.is_done, "the job does not end"
         assert self.is_dismissed
         assert self.conductor.deadline_s is None
 

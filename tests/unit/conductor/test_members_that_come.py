@@ -30,7 +30,7 @@ def test_the_first_attempt_begins_when_all_have_come_with_the_sizes_and_roles_th
     stage = Stage(coming(3), lambda attempt: 29500 + attempt)
     assert stage.hear(2, hello(2, 3)) == []
     assert stage.hear(0, hello(0, 2)) == []
-    assert stage.conductor.missing() == [1]
+    assert stage.conductor.roster.missing() == [1]
     meetings = messages(stage.hear(1, hello(1, 1, "reader")), Meeting)
     found = [(place, one.node_rank, one.first_role_rank, one.role_size) for place, one in meetings]
     assert found == [(0, 0, 0, 5), (1, 1, 0, 1), (2, 2, 2, 5)]
@@ -52,7 +52,7 @@ def test_before_the_first_attempt_the_place_of_a_member_that_goes_is_free_again(
     (said,) = spoken(stage.hear(1, end))
     assert said.startswith("node 1 (h1) has left before the job has begun: it has")
     assert stage.conductor.expects(1)
-    assert (stage.conductor.missing(), stage.conductor.name(1)) == ([0, 1], "node 1")
+    assert (stage.conductor.roster.missing(), stage.conductor.roster.name(1)) == ([0, 1], "node 1")
     stage.hear(0, hello(0))
     assert messages(stage.hear(1, hello(1)), Meeting)
 
