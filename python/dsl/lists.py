@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Sets how many threads OpenMP, and so torch, starts in a worker."""
@@ -112,6 +112,12 @@ def parse_range(text: str) -> tuple[int, int] | None:
     numbers = [parse_number(end) for end in ends]
     first, last = [BEYOND if number is None else number for number in (numbers[0], numbers[-1])]
     return first, last
+
+
+def name_few(names: Sequence[str], most: int = 4) -> str:
+    """The first names: ``n1, n2 and 3 more``."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def find_runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ import os
 import signal
 
 from dsl.errors import DslError
-from dsl.machine.this_process import Console
+from dsl.machine.this_process import Console, use_null
 from dsl.model.outcome import AttemptStarted
 from dsl.observe.job_folders import JobFolders
 from dsl.report.speak import complain, say, write
@@ -86,9 +86,7 @@ class Background:
         """Make the folder of the job, and write there from now on. Raises JobFolderError."""
         os.close(self._answer)
         self._folder = self._folders.begin(self._words, self._name_of(os.getpid()))
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.close(null)
+        use_null(0)
         for fd in (1, 2):
             os.dup2(self._folder.output, fd)
         return Console()

@@ -32,7 +32,7 @@ from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.launchers.base import FIRST_PLACE, PLACE
 from dsl.lists import parse_number, parse_seconds
-from dsl.machine.this_process import Console, Names
+from dsl.machine.this_process import Console, Names, use_null
 from dsl.model.job import Meeting, Notice
 from dsl.model.request import DEFAULT_HEARTBEAT_S
 from dsl.plan.job import JobPlan
@@ -266,7 +266,7 @@ def _link(hub: Hub, options: AgentOptions, place: int) -> Link:
     """The connection to the head. If it uses stdin and stdout, these become /dev/null for everything else."""
     if not options.addresses:
         ours = [os.dup(fd) for fd in (0, 1)]
-        _close_streams()
+        use_null(0, 1)
         return hub.add(FdStream(*ours), "the head")
     key = os.environ.get(KEY_VARIABLE, "")
     if key:
@@ -285,13 +285,6 @@ def _unhex(key: str) -> bytes:
         return bytes.fromhex(key)
     except ValueError:
         raise DslError(f"{KEY_VARIABLE} holds no key: the launcher has changed it") from None
-
-
-def _close_streams() -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
 
 
 class _PartNames(Names):

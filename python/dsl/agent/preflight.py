@@ -96,17 +96,23 @@ def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ..
         OptionError: debugpy is missing.
         PortError: a worker's port is taken.
     """
-    from dsl.machine.programs import check_debugger
     from dsl.plan.debugging import attach_notices, check_ports
-    from dsl.plan.program import interpreter_of
 
     check_ports(plan, facts)
     notices = attach_notices(plan, job)
     if notices:
-        is_call = job.program.kind == "call"
-        named = interpreter_of(job.flavour, plan.env, facts.names.executable)
-        check_debugger(job.program.script if is_call else named, plan.env)
+        need_debugger(job, plan.env, facts)
     return notices
+
+
+def need_debugger(job: Job, environ: Mapping[str, str], facts: Facts) -> None:
+    """Refuse workers that have to run under debugpy if their interpreter lacks it. Raises OptionError."""
+    from dsl.machine import programs
+    from dsl.plan.program import interpreter_of
+
+    is_call = job.program.kind == "call"
+    interpreter = interpreter_of(job.flavour, environ, facts.names.executable)
+    programs.check_debugger(job.program.script if is_call else interpreter, environ)
 
 
 def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts: Facts) -> list[str]:
@@ -114,9 +120,7 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
     job, node_rank = assignment.job, assignment.node_rank
     if not job.debug.ranks:
         return []
-    from dsl.machine.programs import check_debugger
     from dsl.plan.debugging import debug_port, port_problem
-    from dsl.plan.program import interpreter_of
 
     first = sum(len(host.slots) for host in job.hosts[:node_rank])
     ranks = range(first, first + len(job.hosts[node_rank].slots))
@@ -124,7 +128,7 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
         # In an elastic job any rank may run on any host.
         ports = [] if assignment.is_elastic else [debug_port(job, one, one - first) for one in ranks]
         if any(ports) or assignment.is_elastic:
-            check_debugger(interpreter_of(job.flavour, environ, facts.names.executable), environ)
+            need_debugger(job, environ, facts)
     except DslError as error:
         return [str(error)]
     return [port_problem(first + local, port, facts) for local, port in enumerate(ports) if port is not None]

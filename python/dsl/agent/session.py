@@ -15,7 +15,7 @@ from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.agent.agent import Agent, stop_group
 from dsl.agent.policy import decide
 from dsl.errors import DslError
-from dsl.machine.this_process import remove_sockets
+from dsl.machine.this_process import remove_sockets, use_null
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.report.verdict import survivor
@@ -351,10 +351,7 @@ def stay_behind() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
+    use_null(0, 1, 2)
 
 
 def crew_of(planner: Planner, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:

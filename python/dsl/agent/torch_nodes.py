@@ -170,10 +170,9 @@ def start(
         handlers.enter_context(_ended_by_signals(nodes))
         check_program(job.program, job.flavour, facts.environ)
         if job.debug.ranks:
-            from dsl.machine.programs import check_debugger
-            from dsl.plan.program import interpreter_of
+            from dsl.agent.preflight import need_debugger
 
-            check_debugger(interpreter_of(job.flavour, facts.environ, facts.names.executable), facts.environ)
+            need_debugger(job, facts.environ, facts)
         planner = Planner(planned, facts)
         tell(planned.notices)
         let_go()

@@ -19,6 +19,7 @@ from dsl.agent.session import Crew, Hooks, Session
 from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
 from dsl.errors import DslError
 from dsl.facts import Facts, this_machine
+from dsl.machine.this_process import use_null
 from dsl.model.codec import from_line, to_line
 from dsl.model.node import NodePlan, Route, WorkerPlan
 from dsl.model.outcome import (
@@ -211,10 +212,7 @@ def _show_in(path: str) -> None:
 def main(read: Reader) -> int:
     """Follow the orders on stdin until there are no more. ``read`` makes the request of a command line."""
     orders = OrderChannel(os.dup(0), os.dup(1))
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    use_null(0, 1)
     order = orders.first()
     if not isinstance(order, Order):
         return 0

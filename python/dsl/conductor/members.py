@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.conductor.orders import Dismiss, Drop, Reach, Speak
-from dsl.lists import format_ranges
+from dsl.lists import format_ranges, name_few
 from dsl.model.job import Notice
 from dsl.plan.elastic import choose_hosts, few
 
@@ -258,4 +258,4 @@ class Roster:
     def hosts(self, places: Sequence[int]) -> str:
         """The hosts of some members: ``n1, n2``."""
         names = list(dict.fromkeys([self._known[place].host for place in places]))
-        return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        return name_few(names, SHOWN)

@@ -10,6 +10,7 @@ from dsl.control.checks import compare, skew_notice
 from dsl.control.clock import Clock
 from dsl.control.messages import Checked
 from dsl.doctor.host_checks import find_on_host
+from dsl.lists import name_few
 from dsl.model.health import Health, Symptom, Verdict, Way
 from dsl.model.job import Notice
 
@@ -65,11 +66,7 @@ def _groups(values: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _words(groups: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{value or 'none'} on {_few(names)}" for value, names in groups.items())
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return "; ".join(f"{value or 'none'} on {name_few(names)}" for value, names in groups.items())
 
 
 def _torch_versions(hosts: Sequence[Examined]) -> Found:
@@ -94,7 +91,7 @@ def _scripts(hosts: Sequence[Examined]) -> Found:
         most = max(groups.values(), key=len)
         others = [name for names in groups.values() if names is not most for name in names]
         mend = "copy it, or put it on a file system that all share"
-        yield "error", others, f"the script is another one than on {_few(most)}: {mend}"
+        yield "error", others, f"the script is another one than on {name_few(most)}: {mend}"
 
 
 def _machines(hosts: Sequence[Examined]) -> Found:
@@ -154,7 +151,9 @@ def _names(hosts: Sequence[Examined]) -> Found:
     for address, names in found.items():
         others = sorted({*names})
         if len(others) > 1 and not address.startswith("127.") and address != "::1":
-            text = f"{_few(others)} have the same address {address}: correct /etc/hosts or the name server"
+            text = (
+                f"{name_few(others)} have the same address {address}: correct /etc/hosts or the name server"
+            )
             yield "warning", (), text
 
 

@@ -12,8 +12,10 @@ from dsl.facts import Facts
 from dsl.forkserver.guess import TORCH_PACKAGES, find_imports, package_of
 from dsl.machine.cgroups import room_left
 from dsl.machine.kernel_files import list_names, read_fact
+from dsl.machine.network import interfaces
+from dsl.machine.prewarm import free_memory
 from dsl.machine.programs import read_constants
-from dsl.model.health import Directory, Health, Interface
+from dsl.model.health import Directory, Health
 from dsl.model.job import Flavour, Job
 from dsl.model.request import OutputRequest, Program
 from dsl.plan.environ import inherited_environment
@@ -195,9 +197,8 @@ def _of_limits(facts: Facts) -> dict[str, Any]:
 
     room = room_left()
     memory = [(room.memory_bytes, room.memory_limit)] if room.memory_bytes is not None else []
-    there = read_fact("/proc/meminfo").partition("MemAvailable:")[2].split()
-    if there and there[0].isdigit():
-        memory.append((int(there[0]) << 10, "this machine"))
+    if free := free_memory():
+        memory.append((free, "this machine"))
     tasks = [(room.tasks, room.tasks_limit)] if room.tasks is not None else []
     own = limit(resource.RLIMIT_NPROC)
     if own is not None and os.geteuid():
@@ -292,33 +293,7 @@ def _batons(folder: str) -> list[str]:
     return [path for path in locks if os.path.isfile(path)][:MOST_LOCKS]
 
 
-# ---------------------------------------------------------------------- network and variables
-
-
-def interfaces() -> tuple[Interface, ...]:
-    """The network interfaces of this machine; none if psutil is not installed."""
-    try:
-        import psutil
-    except ImportError:
-        return ()
-    import socket
-
-    families = (socket.AF_INET, socket.AF_INET6)
-    try:
-        states, entries = psutil.net_if_stats(), psutil.net_if_addrs()
-    except OSError:
-        return ()
-    return tuple(
-        [
-            Interface(
-                name,
-                state.mtu,
-                state.isup,
-                tuple([one.address for one in entries.get(name, ()) if one.family in families]),
-            )
-            for name, state in states.items()
-        ]
-    )
+# ---------------------------------------------------------------------- variables
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dsl.doctor.host_checks import HOST_CHECKS
 from dsl.doctor.job_checks import JOB_CHECKS
+from dsl.lists import name_few
 from dsl.model.health import Symptom
 
 MOST_LINES = 22
@@ -39,6 +40,5 @@ def page(
 
 
 def _line(names: Sequence[str], finding: Symptom) -> str:
-    few = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    where = f"{few}: " if few else ""
+    where = f"{name_few(names)}: " if names else ""
     return f"{finding.level:7}  {where}{finding.text} [{finding.check}]"

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
+    from dsl.model.health import Interface
+
 ANY_PORT = 9
 LOOPBACK = "127.0.0.1"
 LONGEST_LOOK_S = 5.0
@@ -26,23 +28,37 @@ def own_addresses() -> tuple[str, ...]:
     Loopback is left out. IPv4 comes before IPv6, then come interfaces of container software, and link-local
     addresses last. Empty if psutil is not installed.
     """
+    return sort_addresses(
+        [(one.name, address) for one in interfaces() if one.is_up for address in one.addresses]
+    )
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """The network interfaces of this machine; none if psutil is not installed."""
     try:
         import psutil
     except ImportError:
         return ()
     import socket
 
+    from dsl.model.health import Interface
+
     families = (socket.AF_INET, socket.AF_INET6)
-    found = []
     try:
-        states = psutil.net_if_stats()
-        for name, entries in psutil.net_if_addrs().items():
-            if name in states and not states[name].isup:
-                continue
-            found += [(name, one.address) for one in entries if one.family in families]
+        states, entries = psutil.net_if_stats(), psutil.net_if_addrs()
     except OSError:
         return ()
-    return sort_addresses(found)
+    return tuple(
+        [
+            Interface(
+                name,
+                states[name].mtu if name in states else 0,
+                name not in states or states[name].isup,
+                tuple([one.address for one in found if one.family in families]),
+            )
+            for name, found in entries.items()
+        ]
+    )
 
 
 def sort_addresses(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:

@@ -43,6 +43,15 @@ def stream_kind(fd: int) -> Kind:
         return "null"
 
 
+def use_null(*streams: int) -> None:
+    """Put /dev/null in the place of standard streams."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in streams:
+        os.dup2(null, fd)
+    if null not in streams:  # it may take the place of a closed stream
+        os.close(null)
+
+
 def temp_dir() -> str:
     """The directory that `tempfile.gettempdir` would return, without importing `tempfile`."""
     named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]

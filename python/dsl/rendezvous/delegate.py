@@ -24,6 +24,7 @@ import threading
 from queue import Empty, SimpleQueue
 
 from dsl.errors import JobFormatError
+from dsl.machine.this_process import use_null
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, PeerFailure
@@ -132,14 +133,12 @@ class Kept:
 
     def __init__(self) -> None:
         self._text = b""
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
+        use_null(0)
         reader, writer = os.pipe()
         for fd in (1, 2):
             os.dup2(writer, fd)
-        for fd in (null, writer):
-            if fd > 2:
-                os.close(fd)
+        if writer > 2:
+            os.close(writer)
         self._reader = reader
         threading.Thread(target=self._read, name="output", daemon=True).start()
 
