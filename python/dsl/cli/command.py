@@ -136,7 +136,7 @@ class Command:
             recorder, _ = record_job(request.events, planned, argv, facts, warn)
 
         def preview(plan: NodePlan) -> bool:
-            from dsl.cli.show import show_plan
+            from dsl.report.plan import show_plan
 
             return show_plan(show, plan, facts.environ, self.say)
 
@@ -215,7 +215,7 @@ def _start_on_hosts(
     assert remote is not None
     is_root = os.geteuid() == 0
     if show.is_dry:
-        from dsl.cli.show import show_hosts
+        from dsl.report.plan import show_hosts
 
         starts = starts_of(job, remote, facts, is_root=is_root, is_dry=True)
         show_hosts(job, remote, starts, as_json=show.dry_run_json)

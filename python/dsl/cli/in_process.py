@@ -10,13 +10,13 @@ from dsl.cli.command import show_request, with_strictness
 from dsl.cli.options import BadValueError
 from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.reader import Options
-from dsl.cli.show import show_plan
 from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
 from dsl.plan.meeting_point import meeting_kind
 from dsl.report.narrator import CONSOLE
+from dsl.report.plan import show_plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

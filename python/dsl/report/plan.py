@@ -1,4 +1,4 @@
-"""Shows a plan to the user: ``--dry-run`` and ``--report-bindings``.
+"""Shows a plan to the user: ``--dry-run``, ``--dry-run-json`` and ``--report-bindings``.
 
 Of the environment, only the variables that the job changes are shown: the others may hold secrets.
 """
@@ -6,18 +6,39 @@ Of the environment, only the variables that the job changes are shown: the other
 from __future__ import annotations
 
 from dsl.lists import THREADS_VARIABLE, format_ranges
+from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.node import ForkServer, NodePlan, WorkerPlan
     from dsl.model.remote import Remote
+    from dsl.model.request import ShowRequest
 
 NOTHING = "-"
+
+
+def show_plan(
+    asked: ShowRequest, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
+) -> bool:
+    """Print what the user asked for. True for a dry run, after which nothing is started.
+
+    ``environ``: the environment that the command was started in. ``say``: writes a line to stderr.
+    """
+    for line in bindings_table(plan) if asked.bindings else ():
+        say(line)
+    if asked.is_dry:
+        show_text(plan_json(plan, environ) if asked.dry_run_json else "\n".join(plan_text(plan, environ)))
+    return asked.is_dry
+
+
+def show_hosts(job: Job, remote: Remote, starts: Sequence[Start], *, as_json: bool) -> None:
+    """Print the commands that would reach the hosts of a job, without starting them."""
+    show_text(hosts_json(job, remote, starts) if as_json else "\n".join(hosts_text(job, remote, starts)))
 
 
 def bindings_table(plan: NodePlan) -> list[str]:
