@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from dsl.machine.kernel_files import list_names, read_fact, read_fields
+from dsl.machine.kernel_files import read_fact
 from dsl.model.health import Holder
 
-TOKEN = b"DSL_JOB_ID="
-"""Marks the processes of a job of dsl, in their environment."""
+VARIABLE = "DSL_JOB_ID"
+"""Marks the processes of a job of dsl."""
 
 REAPERS = ("systemd", "init", "tini", "dumb-init")
 """Programs that adopt a process whose parents are gone, beside pid 1."""
 
 MOST_SHOWN = 8
 LONGEST_COMMAND = 60
-LARGEST_ENVIRONMENT = 1 << 20
 USED_BYTES = 256 << 20
 """Memory of a device that counts as used: a monitor takes less."""
 
 
-def pids() -> list[int]:
-    """All processes."""
-    return [int(name) for name in list_names("/proc") if name.isdecimal()]
+def _all(*facts: str) -> Iterator[dict[str, Any]]:
+    """These facts of all processes, None for what this user may not see; nothing if psutil is missing."""
+    try:
+        from psutil import process_iter
+    except ImportError:
+        return
+    for one in process_iter(["pid", *facts]):
+        yield one.info
 
 
 def command_of(pid: int) -> str:
@@ -32,45 +37,25 @@ def command_of(pid: int) -> str:
     return (words or read_fact(f"/proc/{pid}/comm"))[:LONGEST_COMMAND]
 
 
-def token_of(pid: int) -> bytes:
-    """The token of the job that a process belongs to; empty: none, or another user's."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            words = file.read(LARGEST_ENVIRONMENT).split(b"\0")
-    except OSError:
-        return b""
-    return next((word[len(TOKEN) :] for word in words if word.startswith(TOKEN)), b"")
-
-
-def _parent(pid: int) -> int:
-    text = read_fields(f"/proc/{pid}/status").get("PPid", "")
-    return int(text) if text.isdecimal() else 0
-
-
 def left_over() -> tuple[Holder, ...]:
     """Processes with a job's token whose supervisor is gone: init or another reaper has adopted them."""
     if "dsl" in command_of(1):
         return ()  # a guard adopts what its own job leaves, and clears it away
-    own = os.environb.get(TOKEN[:-1], b"")
+    own = os.environ.get(VARIABLE)
     found = []
-    for pid in pids():
-        token = token_of(pid)
+    for one in _all("environ", "ppid"):
+        token, parent = (one["environ"] or {}).get(VARIABLE), one["ppid"]
         if not token or token == own:
             continue
-        parent = _parent(pid)
         if parent == 1 or (parent and read_fact(f"/proc/{parent}/comm") in REAPERS):
-            found.append(Holder(pid, command_of(pid), ""))
+            found.append(Holder(one["pid"], command_of(one["pid"]), ""))
     return tuple(found[:MOST_SHOWN])
 
 
 def count_tasks(uid: int) -> int:
     """Threads of all processes of a user."""
-    count = 0
-    for pid in pids():
-        fields = read_fields(f"/proc/{pid}/status")
-        if fields.get("Uid", "").split()[:1] == [str(uid)] and fields.get("Threads", "").isdecimal():
-            count += int(fields["Threads"])
-    return count
+    own = [one for one in _all("uids", "num_threads") if one["uids"] and one["uids"].real == uid]
+    return sum(one["num_threads"] or 0 for one in own)
 
 
 def on_devices(count: int) -> tuple[Holder, ...]:
@@ -96,12 +81,5 @@ def unheld(paths: Sequence[str]) -> tuple[str, ...]:
     """Those of some files that no process has open. A process of another user or host may have one open."""
     if not paths:
         return ()
-    held = set()
-    for pid in pids():
-        folder = f"/proc/{pid}/fd"
-        for name in list_names(folder):
-            try:
-                held.add(os.readlink(f"{folder}/{name}"))
-            except OSError:
-                continue
+    held = {file.path for one in _all("open_files") for file in one["open_files"] or ()}
     return tuple([path for path in paths if os.path.realpath(path) not in held])
