@@ -6,7 +6,10 @@ DeepSpeed's options take a config as URL-safe base64 in place of the path. A scr
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from json import dumps, loads
 
 from dsl._record import record
 from dsl.autotune.section import AUTOTUNING, Section
@@ -68,8 +71,6 @@ def parse_config(text: str, path: str) -> dict[str, object]:
         AutotuningError: the text is no JSON object, is nested too deeply, has a key twice, or has a value
             that no file or float can hold.
     """
-    from json import dumps, loads
-
     try:
         config = loads(
             text,
@@ -139,17 +140,11 @@ def experiment_words(
 
 def encode(config: Mapping[str, object]) -> str:
     """A config as the URL-safe base64 that DeepSpeed takes for a path."""
-    from base64 import urlsafe_b64encode
-    from json import dumps
-
     return urlsafe_b64encode(dumps(config).encode()).decode()
 
 
 def fingerprint(*parts: object) -> str:
     """SHA-256 of the content in hex: the same content gives the same text, in any order of keys."""
-    from hashlib import sha256
-    from json import dumps
-
     return sha256(dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

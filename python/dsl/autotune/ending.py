@@ -6,6 +6,7 @@ Words in the output never make an experiment fail if it ended well. They only te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from json import loads
 
 from dsl._record import record
 from dsl.autotune.experiment import Outcome, Result
@@ -75,8 +76,6 @@ def _judge(ending: Ending, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, f
 
 def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
     """The numbers in a file that an experiment wrote, or what is wrong with it."""
-    from json import loads
-
     try:
         found = loads(text)
     except (ValueError, RecursionError):

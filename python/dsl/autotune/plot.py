@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from io import BytesIO
 from typing import Any
 
 from dsl.autotune.ds_config import MICRO_BATCH
@@ -22,8 +24,6 @@ LONGEST_NAME = 32
 
 def can_draw() -> bool:
     """Whether matplotlib, which draws, is installed."""
-    from importlib.util import find_spec
-
     try:
         return find_spec("matplotlib") is not None
     except ValueError:  # something else has its name
@@ -32,8 +32,6 @@ def can_draw() -> bool:
 
 def draw(summary: Summary) -> bytes:
     """The plot as PNG."""
-    from io import BytesIO
-
     from matplotlib import rc_context
 
     file = BytesIO()

@@ -6,6 +6,7 @@ Keys and defaults are those of ``deepspeed.autotuning`` (0.19.8). Keys that only
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeGuard
 
@@ -135,8 +136,6 @@ def find_slips(config: Mapping[str, object]) -> tuple[Notice, ...]:
 
 
 def _unknown(key: str, known: Sequence[str]) -> Notice:
-    from difflib import get_close_matches
-
     near = get_close_matches(key, known, 1)
     line = f"autotuning: dsl does not know the key {show(key)} and leaves it to the script"
     return Notice("warning", f"{line}, did you mean {near[0]}?" if near else line)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib.machinery import PathFinder
 
 from dsl._record import record
 from dsl.autotune.ds_config import ConfigWord
@@ -168,8 +170,6 @@ def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple
 
 def digest_of(script: str) -> str:
     """SHA-256 of the file of a script or module, in hex; empty if it cannot be read."""
-    from hashlib import sha256
-
     path = script if os.path.isfile(script) else _module_file(script)
     if not path:
         return ""
@@ -182,8 +182,6 @@ def digest_of(script: str) -> str:
 
 def _module_file(name: str) -> str:
     """The file that ``python -m NAME`` runs, found without running any of it; empty if there is none."""
-    from importlib.machinery import PathFinder
-
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return ""

@@ -8,6 +8,7 @@ counts once.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from json import dumps
 from typing import Any
 
 from dsl.autotune.experiment import Resources, Summary
@@ -66,8 +67,6 @@ def summary_json(
 
     ``reused``: names of experiments that an earlier tuning has run.
     """
-    from json import dumps
-
     configs = differences([one.experiment.config for one in summary.runs])
     by_name = {one.experiment.name: config for one, config in zip(summary.runs, configs, strict=True)}
     best = summary.best

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from subprocess import DEVNULL, PIPE, SubprocessError, run
 from typing import Any
 
 from dsl.doctor import processes
@@ -110,8 +113,6 @@ def _of_program(
 
 def _ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> tuple[str, str]:
     """The version of an interpreter, empty if it does not run, and the folder of its torch."""
-    from subprocess import DEVNULL, PIPE, SubprocessError, run
-
     try:
         answer = run(
             [python, "-c", ASK],
@@ -130,8 +131,6 @@ def _ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> tuple
 
 
 def _of_script(path: str) -> dict[str, Any]:
-    from hashlib import sha256
-
     try:
         with open(path, "rb") as file:
             text = file.read(LARGEST_SCRIPT)
@@ -189,8 +188,6 @@ def _of_devices(named: str, environ: Mapping[str, str], facts: Facts) -> dict[st
 
 
 def _of_limits(facts: Facts) -> dict[str, Any]:
-    import resource
-
     def limit(which: int) -> int | None:
         soft = resource.getrlimit(which)[0]
         return None if soft == resource.RLIM_INFINITY else soft

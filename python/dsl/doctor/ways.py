@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Thread
 
 from dsl.model.health import Answer, Target, Way
 
@@ -47,8 +48,6 @@ class Porch:
                 break
 
     def __enter__(self) -> Porch:  # noqa: PYI034  typing has no Self before 3.11
-        from threading import Thread
-
         if self._socket is not None:
             Thread(target=self._serve, args=(self._socket,), daemon=True).start()
         return self
@@ -60,8 +59,6 @@ class Porch:
             self._socket.close()
 
     def _serve(self, door: socket.socket) -> None:
-        from threading import Thread
-
         for _ in range(MOST_CALLERS):
             try:
                 caller, _address = door.accept()

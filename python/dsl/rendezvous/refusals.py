@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+
 from dsl.errors import DslError
 from dsl.model.nodes import MeetingRefused, RefusalKind
 from dsl.rendezvous.delegate_messages import Open
@@ -121,9 +125,6 @@ def _lost_text(order: Open, place: str) -> str:
 
 def why_no_connection(host: str, port: int) -> str:
     """Why a connection fails, in the system's words; empty if it works."""
-    import os
-    import socket
-
     try:
         with socket.create_connection((host, port), timeout=PROBE_S):
             return ""
@@ -136,8 +137,6 @@ def why_no_connection(host: str, port: int) -> str:
 
 
 def _import_text(error: ImportError, order: Open) -> str:
-    import sys
-
     if "etcd" in str(error):
         needed = f"backend {order.point.backend} needs the package python-etcd"
         return f"{needed}, which {sys.executable} has not: pip install python-etcd"

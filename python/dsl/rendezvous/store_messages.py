@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 from dsl._record import record
@@ -134,8 +135,6 @@ class News:
 
 def wait_for(store: Any, keys: list[str], timeout_s: float) -> bool:
     """Whether the keys come within this time, in a store that can wait. A store that is gone has no keys."""
-    from datetime import timedelta
-
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch

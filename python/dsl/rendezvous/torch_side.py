@@ -7,9 +7,13 @@ underscore. Names with an underscore make it faster or tell more; the code check
 from __future__ import annotations
 
 import os
+import pickle
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from dsl._record import replace
@@ -93,15 +97,11 @@ class Watched:
 
 def view_of(data: bytes) -> View:
     """The view in the bytes of a state."""
-    import pickle
-
     return read_state(pickle.loads(data))  # noqa: S301 - torch's protocol: every node loads it anyway
 
 
 def change_state(backend: Any, change: Callable[[Any], bool]) -> bool:
     """Change torch's state. ``change`` gets the object, and returns whether it has changed it."""
-    import pickle
-
     for _ in range(100):
         found = backend.get_state()
         if found is None:
@@ -221,8 +221,6 @@ def open_site(order: Open) -> Site:
 
 def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
     """Connect twice: for the handler, and for the watching thread."""
-    from datetime import timedelta
-
     from torch.distributed import FileStore, TCPStore
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
         C10dRendezvousBackend,
@@ -304,8 +302,6 @@ def _be_unique() -> None:
 
 def _quicken(site: Site) -> None:
     """Shorten torch's pauses. If torch lacks these names, it is only slower."""
-    from types import SimpleNamespace
-
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
 
     holder = getattr(site.handler, "_state_holder", None)
@@ -332,8 +328,6 @@ def node_of(handler: Any, local_addr: str | None) -> Node:
     node = getattr(handler, "_this_node", None)
     if node is not None:
         return (node.addr, node.pid, node.local_id)
-    import socket
-
     return (local_addr or socket.getfqdn(), os.getpid(), 0)
 
 
@@ -364,8 +358,6 @@ def earlier_stores(site: Site, number_: int) -> Iterator[Any]:
 
 def clear_store(host: str, port: int) -> bool:
     """Delete all keys of a TCP store, if this version of torch can."""
-    from datetime import timedelta
-
     from torch.distributed import TCPStore
 
     if not hasattr(TCPStore, "list_keys"):

@@ -7,6 +7,7 @@ that, a line in ``problems`` says why.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from typing import Any
 
@@ -151,8 +152,6 @@ def _shared_memory(problems: list[str]) -> dict[str, Any] | None:
 
 def _open_files() -> dict[str, int]:
     """The limits on open descriptors; -1 means no limit."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {"soft": soft, "hard": hard}
 

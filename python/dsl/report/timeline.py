@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from typing import Any, TypeAlias
 
 from dsl._record import record
@@ -241,8 +242,6 @@ def picture_of(spans: Sequence[Span]) -> bytes:
         from matplotlib import rc_context
     except ImportError:
         raise TimelineError("there is no picture without matplotlib: pip install 'dsl[observe]'") from None
-    from io import BytesIO
-
     file = BytesIO()
     # The names come from the user: nothing in them is a formula.
     with rc_context({"text.parse_math": False}):
