@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 PACKAGE = "dsl"
 HEADER = 16  # bytes of a compiled file before its code
 
+START = "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; "
+"""First statements of ``python -c``: modules do not come from the working directory."""
+
 _claimed: list[object] = []
 
 

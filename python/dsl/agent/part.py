@@ -162,16 +162,17 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
     ``task`` is the one local rank that it starts; None: all. ``pmi_fd`` is the value of ``PMI_FD``: the
     descriptor by which a program of MPICH's family talks to its process manager; empty without one.
     """
-    if task is not None and plan.fork_servers:
-        from dsl.plan.starting import without_fork_servers
+    if task is not None and (plan.fork_servers or plan.import_throttle is not None):
+        from dsl.plan.starting import with_notice, without_fork_servers
 
-        text = "start method forkserver has no effect on tasks of one rank each, give --one-agent-per-node"
-        notices = plan.notices if plan.attempt else (*plan.notices, Notice("warning", text))
-        plan = replace(without_fork_servers(plan), notices=notices)
-    if task is not None and plan.import_throttle is not None:
-        text = "--import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
-        notices = plan.notices if plan.attempt else (*plan.notices, Notice("warning", text))
-        plan = replace(plan, import_throttle=None, notices=notices)
+        if plan.fork_servers:
+            text = (
+                "start method forkserver has no effect on tasks of one rank each, give --one-agent-per-node"
+            )
+            plan = with_notice(without_fork_servers(plan), "warning", text)
+        if plan.import_throttle is not None:
+            text = "--import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
+            plan = with_notice(replace(plan, import_throttle=None), "warning", text)
     workers = plan.workers if task is None else plan.workers[task : task + 1]
     if pmi_fd.isascii() and pmi_fd.isdecimal() and int(pmi_fd) > 2:
         workers = tuple([replace(worker, keep_fds=(int(pmi_fd),)) for worker in workers])

@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.machinery import PathFinder
 
+from dsl._own_process import START
 from dsl._record import record
 from dsl.autotune.ds_config import ConfigWord
 from dsl.autotune.experiment import Resources
 from dsl.autotune.section import Section
 from dsl.model.job import Host
 
-START = (
-    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl.__main__ import main; "
-    "sys.exit(main())"
-)
-"""Python code of the command ``dsl``, which must not import modules from the working directory."""
+START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
+"""Python code of the command ``dsl``."""
 
 
 @record

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from dsl import Ended, EngineError, Exited, LaunchSpec, Output, Started, Stdio, Supervisor, WorkerSpec
+from dsl._own_process import START
 from dsl._record import record
 from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, Order, StopExperiment
 from dsl.model.codec import from_line, to_line
@@ -35,8 +36,7 @@ INTERNAL_ERROR = 70
 READ_BYTES = 4096
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
-_START = "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
-"""Python code that claims the process, which must not import modules from the working directory."""
+_START = f"{START}from dsl import _own_process; "
 
 START_EXPERIMENT = (
     f"{_START}_own_process.claim(); from dsl.report import speak; speak.end_path = sys.argv.pop(1); "

@@ -23,7 +23,7 @@ from dsl.autotune.progress_bar import Progress
 from dsl.autotune.results import Steps
 from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
-from dsl.autotune.setup import REPLACED, START, Setup, UserWords, count_lanes, digest_of, dsl_words
+from dsl.autotune.setup import REPLACED, START_DSL, Setup, UserWords, count_lanes, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
@@ -97,7 +97,7 @@ def tune(request: Request, user: UserWords, *, trains: bool) -> int:
     optimal = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
     if trains:
         tell(Notice("info", f"training with {optimal}"))
-        become((sys.executable, "-c", START, *words))
+        become((sys.executable, "-c", START_DSL, *words))
     tell(Notice("info", f"best config: {optimal}, the command is in {OPTIMAL_COMMAND} there"))
     return 0
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from dsl._own_process import START
 from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
@@ -18,11 +19,7 @@ from dsl.model.observation import Look, RankStacks, RankStatus
 TAKE_S = 5.0
 """A taker that has not answered by then is killed, unless its caller has less time."""
 
-# We import no modules from the directory in which the command was called.
-_START = (
-    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; "
-    "from dsl.observe.stacks import main; main()"
-)
+_START = f"{START}from dsl.observe.stacks import main; main()"
 
 
 def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_S) -> Iterator[RankStacks]:

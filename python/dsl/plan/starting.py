@@ -59,12 +59,12 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     """
     if job.start.method == "auto":
         if why_not := _why_executed(plan, job, facts):
-            return _with_notice(plan, "detail", f"start method auto: spawn, {why_not}")
+            return with_notice(plan, "detail", f"start method auto: spawn, {why_not}")
         text = f"start method auto: forkserver, {len(plan.workers)} workers that import torch"
-        plan = _with_notice(plan, "detail", text)
+        plan = with_notice(plan, "detail", text)
     elif job.program.kind == "program":
         text = f"start method forkserver has no effect on {job.program.name}, which is not run by Python"
-        return _with_notice(plan, "warning", text)
+        return with_notice(plan, "warning", text)
     return _divided(plan, job, facts)
 
 
@@ -157,13 +157,13 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
     debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     if debugged:
-        plan = _with_notice(plan, "info", f"{_ranks(debugged)} executed, not forked: --debug")
+        plan = with_notice(plan, "info", f"{_ranks(debugged)} executed, not forked: --debug")
     if len(classes) > 1:
-        plan = _with_notice(plan, "info", _difference(plan, list(classes)))
+        plan = with_notice(plan, "info", _difference(plan, list(classes)))
     away = [worker.rank for worker, home in zip(plan.workers, homes, strict=True) if home is None]
     if by_numa and away:
         why = "not bound to one NUMA node, give a binding such as --bind auto"
-        plan = _with_notice(plan, "warning", f"--fork-server-per numa has no effect on {_ranks(away)}, {why}")
+        plan = with_notice(plan, "warning", f"--fork-server-per numa has no effect on {_ranks(away)}, {why}")
     return plan
 
 
@@ -230,6 +230,6 @@ def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) 
     return f"{servers}{left}: the workers differ in {', '.join(names)}"
 
 
-def _with_notice(plan: NodePlan, level: Level, text: str) -> NodePlan:
+def with_notice(plan: NodePlan, level: Level, text: str) -> NodePlan:
     """Add a notice to the plan of the first attempt; later plans stay as they are."""
     return plan if plan.attempt else replace(plan, notices=(*plan.notices, Notice(level, text)))

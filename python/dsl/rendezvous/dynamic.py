@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 
+from dsl._own_process import START
 from dsl._record import replace
 from dsl.errors import JobFormatError, OptionError, RendezvousError
 from dsl.model.codec import to_line
@@ -46,11 +47,7 @@ LAST_WORDS_BYTES = 4096
 """How much we read of what a delegate wrote before it died."""
 
 SIGKILL = 9
-# We import no modules from the directory in which the command was called.
-_START = (
-    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; import runpy; "
-    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-)
+_START = f"{START}import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
 
 def delegate_words() -> tuple[str, ...]:
