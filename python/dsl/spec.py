@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.model.node import Route
+from dsl.model.node import NodePlan, Route, WorkerPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from dsl._core import LaunchSpec, Stdio
-    from dsl.model.node import NodePlan, WorkerPlan
 
 NOWHERE = Route()
 """A stream that is neither kept nor shown."""

@@ -13,7 +13,7 @@ import signal
 from dsl.errors import DslError
 from dsl.machine.this_process import Console, use_null
 from dsl.model.outcome import AttemptStarted
-from dsl.observe.job_folders import JobFolders
+from dsl.observe.job_folders import JobFolders, OwnFolder
 from dsl.report.speak import complain, say, write
 from dsl.signals import ENDING, signal_name
 
@@ -21,7 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.observe.job_folders import OwnFolder
 
 NOTE_BYTES = 32
 """Room for the number in the note to the process that waits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from dsl._record import replace
-from dsl.model.observation import Look, RankStatus
+from dsl.model.observation import Look, RankStacks, RankStatus
 from dsl.observe.taker import take_stacks
 from dsl.signals import start_thread
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl.model.node import NodePlan
-    from dsl.model.observation import RankStacks
 
 LOOK_S = 2.5
 """Stacks that are not there by then are left out: the stop comes."""

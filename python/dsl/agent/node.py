@@ -15,10 +15,11 @@ from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
 from dsl.agent.preflight import look
 from dsl.agent.session import Crew, Hooks, Session, stay_behind
 from dsl.control.checks import assignment_problem
-from dsl.control.hub import FdStream, Hub, connect
+from dsl.control.hub import FdStream, Hub, Link, connect
 from dsl.control.messages import (
     Assignment,
     Bye,
+    Checked,
     Hello,
     Lost,
     Over,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.agent.agent import Listener
-    from dsl.control.hub import Link
-    from dsl.control.messages import Checked
     from dsl.model.node import NodePlan
 
 COMMAND = "dsl"

@@ -8,22 +8,20 @@ from dsl.agent.agent import Asked
 from dsl.agent.planner import Planner
 from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
 from dsl.control.checks import meeting_problem
-from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
+from dsl.control.messages import Assignment, Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.observation import Look, SignalRank
-from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
+from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, History, Membership, own_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from dsl.control.messages import Assignment
     from dsl.facts import Facts
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
-    from dsl.model.outcome import History
     from dsl.model.request import Level
     from dsl.plan.job import JobPlan
 

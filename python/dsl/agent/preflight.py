@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from dsl.control.checks import MasterAddress, master_problem, slot_problem
-from dsl.control.messages import Checked
+from dsl.control.messages import Assignment, Checked
 from dsl.errors import DslError, PortError
 from dsl.machine.check import check_program, find_executable
 from dsl.machine.network import is_loopback
@@ -16,7 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsl.control.messages import Assignment
     from dsl.facts import Facts
     from dsl.model.job import Job, Notice
     from dsl.model.node import NodePlan

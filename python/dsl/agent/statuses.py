@@ -7,7 +7,7 @@ import time
 
 from dsl._core import vitals
 from dsl._record import record
-from dsl.model.observation import NodeStatus, RankStatus
+from dsl.model.observation import Look, NodeStatus, RankStatus
 from dsl.printable import printable
 
 TYPE_CHECKING = False
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dsl import Supervisor
     from dsl.devices.gpu_use import GpuUse
     from dsl.model.node import NodePlan, WorkerPlan
-    from dsl.model.observation import Look
     from dsl.model.outcome import History
 
 PART = 128

@@ -17,8 +17,8 @@ from dsl.agent.session import Crew, Hooks, crew_of, listen, timers_of
 from dsl.errors import OptionError
 from dsl.lists import quote
 from dsl.machine.check import check_program
-from dsl.model.job import MeetingPoint, Notice
-from dsl.model.nodes import PeerFailure
+from dsl.model.job import Job, MeetingPoint, Notice, RestartReason
+from dsl.model.nodes import MeetingRefused, PeerFailure
 from dsl.model.outcome import AttemptStarted, Awaiting
 from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from dsl import Exit
     from dsl.agent.session import Launch
     from dsl.facts import Facts
-    from dsl.model.job import Job, RestartReason
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
-    from dsl.model.nodes import MeetingRefused
     from dsl.plan.job import JobPlan
     from dsl.report.narrator import Sink
 

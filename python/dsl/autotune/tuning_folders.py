@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from dsl.autotune.experiment import Result
+from dsl.autotune.experiment import Experiment, Result
 from dsl.autotune.safe_folder import (
     A_FILE,
     A_FOLDER,
@@ -31,7 +31,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsl.autotune.experiment import Experiment
     from dsl.model.judgement import Judgement
 
 RESULT = "result.json"

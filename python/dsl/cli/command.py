@@ -9,20 +9,23 @@ from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of, fill_standard_streams, leave_shell
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError
-from dsl.facts import this_machine
+from dsl.facts import Facts, this_machine
 from dsl.lists import quote
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
 from dsl.model.request import (
     LEVELS,
     DebugRequest,
+    Level,
     OutputRequest,
     PlacementRequest,
+    ProgramKind,
+    Request,
     ShowRequest,
     SignalRequest,
     StartRequest,
 )
-from dsl.plan.job import plan_job
+from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
 from dsl.signals import parse_signals, signal_name
 
@@ -35,10 +38,7 @@ if TYPE_CHECKING:
     from dsl.agent.background import Background
     from dsl.agent.session import CrewMaker, Notices, Plans
     from dsl.cli.reader import Options
-    from dsl.facts import Facts
     from dsl.model.node import NodePlan
-    from dsl.model.request import Level, ProgramKind, Request
-    from dsl.plan.job import JobPlan
     from dsl.report.recorder import Recorder
 
 STRICT_VARIABLE = "DSL_STRICT"

@@ -7,7 +7,7 @@ import os
 from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request, with_strictness
-from dsl.cli.options import BadValueError
+from dsl.cli.options import BadValueError, Option
 from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.reader import Options
 from dsl.errors import OptionError, UnsupportedError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from dsl.cli.options import Option
     from dsl.model.node import NodePlan
     from dsl.model.request import Request, ShowRequest
     from dsl.report.narrator import Sink

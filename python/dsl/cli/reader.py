@@ -6,14 +6,12 @@ reads the same words. Whenever this reader accepts a command line, the parser gi
 
 from __future__ import annotations
 
-from dsl.cli.options import BadValueError, is_free_text
+from dsl.cli.options import BadValueError, CommandLine, is_free_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
-
-    from dsl.cli.options import CommandLine
 
 
 class Options:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dsl._record import replace
 from dsl.conductor.members import Roster
 from dsl.conductor.orders import Send, Show, Speak
-from dsl.conductor.terms import objection
+from dsl.conductor.terms import Terms, objection
 from dsl.control.messages import Bye, Checked, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
 from dsl.doctor.job_checks import Examined, find_all
 from dsl.doctor.page import exit_code, page
@@ -19,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.conductor.terms import Terms
     from dsl.control.clock import Clock
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.model.outcome import Tried
-from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, add, after_failure, failures_line, restart_line
+from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, Next, add, after_failure, failures_line, restart_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dsl.conductor.terms import Terms
     from dsl.model.job import RestartReason
     from dsl.model.judgement import Judgement
-    from dsl.model.progress import Next
 
 
 class Restarts:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.lists import format_ranges
-from dsl.model.job import Notice
+from dsl.model.job import Job, Meeting, Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl.control.messages import Assignment, Checked, Hello
-    from dsl.model.job import Job, Meeting
 
 MOST_SKEW_NS = 1_000_000_000
 """Nanoseconds by which clocks may differ without a warning."""

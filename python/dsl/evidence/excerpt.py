@@ -10,7 +10,7 @@ import re
 
 from dsl._record import record, replace
 from dsl.evidence.crashes import find_crashes
-from dsl.evidence.findings import AFTERMATH, fold
+from dsl.evidence.findings import AFTERMATH, Finding, fold
 from dsl.evidence.tracebacks import MAX_EXCEPTION, find_tracebacks
 from dsl.printable import printable, without_sequences
 
@@ -18,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.evidence.findings import Finding
 
 MAX_TAIL = 64 << 10  # bytes looked at, from the end
 MAX_LINE = 500  # characters of a shown line

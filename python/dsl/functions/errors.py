@@ -10,7 +10,7 @@ import sys
 
 from dsl.errors import DslError
 from dsl.evidence.error_files import collect, file_data, root_cause
-from dsl.model.outcome import SIGNAL_CODES, own_code
+from dsl.model.outcome import SIGNAL_CODES, AttemptOutcome, own_code
 from dsl.report.summary import (
     NOT_AVAILABLE,
     format_summary,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dsl.model.failure import Failure
-    from dsl.model.outcome import AttemptOutcome
 
 TORCHS_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dsl._record import replace
 from dsl.errors import HostNameError, LauncherError
 from dsl.launchers.agent_command import agent_command, bare, host_names, shell_word
-from dsl.launchers.base import ENDED, PLACE, Start
-from dsl.model.remote import PDSH_SSH_ARGS
+from dsl.launchers.base import ENDED, PLACE, Agents, Start
+from dsl.model.remote import PDSH_SSH_ARGS, Remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.launchers.base import Agents
-    from dsl.model.remote import Remote
 
 FANOUT = 1024
 """Hosts that pdsh reaches at once, or all hosts if there are more: no agent ends before all have started."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dsl.launchers.agent_command import HOST_FILE, agent_command, host_names, tasks_of
-from dsl.launchers.base import Start
+from dsl.launchers.base import Agents, Start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.launchers.base import Agents
     from dsl.model.remote import Remote
 
 LONGEST_WORD = 100_000

@@ -6,13 +6,12 @@ An agent talks to the head over the streams of its ssh.
 from __future__ import annotations
 
 from dsl.launchers.agent_command import bare, host_names, pythons_of, shell_word, sourced
-from dsl.launchers.base import PLACE, Start
+from dsl.launchers.base import PLACE, Agents, Start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.launchers.base import Agents
     from dsl.model.remote import Remote
 
 # No terminal, no forwarding, no password prompt. ssh may use an existing shared connection, but must not make

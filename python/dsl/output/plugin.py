@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dsl import _own_process
 from dsl.errors import OptionError
-from dsl.output.answer import read_answer, told
+from dsl.output.answer import StreamFiles, read_answer, told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from dsl.model.node import NodePlan
     from dsl.model.request import OutputRequest
-    from dsl.output.answer import StreamFiles
 
     _T = TypeVar("_T")
 

@@ -6,13 +6,12 @@ DeepSpeed's and torch's launchers log the same. Variables are logged without val
 from __future__ import annotations
 
 from dsl.lists import format_ranges, shorten
-from dsl.model.job import Notice
+from dsl.model.job import Job, Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from dsl.model.job import Job
     from dsl.model.node import NodePlan
 
 MOST_COMMANDS = 16

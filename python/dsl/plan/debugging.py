@@ -9,8 +9,8 @@ from __future__ import annotations
 from dsl._record import record, replace
 from dsl.errors import OptionError, PortError
 from dsl.lists import BEYOND, LAST_PORT, find_runs, parse_range, quote
-from dsl.model.job import Notice
-from dsl.model.remote import PDSH_SSH_ARGS
+from dsl.model.job import Host, Job, Notice
+from dsl.model.remote import PDSH_SSH_ARGS, Remote
 from dsl.plan.program import words_of_interpreter
 
 TYPE_CHECKING = False
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Host, Job
     from dsl.model.node import NodePlan, WorkerPlan
-    from dsl.model.remote import Remote
     from dsl.model.request import DebugRequest, Program
 
 ALL = "all"

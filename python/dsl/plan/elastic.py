@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import OptionError
-from dsl.model.job import MeetingPoint
-from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.model.job import Job, MeetingPoint
+from dsl.model.request import DEFAULT_MASTER_PORT, Request
 from dsl.plan.flavours import ELASTIC
 
 TYPE_CHECKING = False
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Job
     from dsl.model.remote import Remote
-    from dsl.model.request import Request
 
     NodeRange = tuple[int, int]
     """The least and the most nodes."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.devices.slots import find_devices, visible_override, visible_slots, visible_warning
+from dsl.devices.slots import Devices, find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import FilterError, HostfileError, OptionError
 from dsl.lists import has_odd_colon, quote
 from dsl.model.job import Host, Notice
-from dsl.model.request import DEFAULT_HOSTFILE
+from dsl.model.request import DEFAULT_HOSTFILE, Level, RemoteRequest, Request, ResourceRequest
 from dsl.resources.filters import apply_filters, trim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dsl.devices.slots import Devices
     from dsl.facts import Facts
-    from dsl.model.request import Level, RemoteRequest, Request, ResourceRequest
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"

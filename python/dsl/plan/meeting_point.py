@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from dsl.errors import OptionError, PortError
 from dsl.lists import LAST_PORT, MOST_NODES, has_odd_colon, parse_number, quote, with_port
-from dsl.model.job import MeetingPoint, Notice
-from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.model.job import MeetingKind, MeetingPoint, Notice
+from dsl.model.request import DEFAULT_MASTER_PORT, MeetingRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from dsl.model.job import MeetingKind
-    from dsl.model.request import MeetingRequest
 
     NodeRange = tuple[int, int]
     """The least and the most nodes."""

@@ -6,7 +6,7 @@ from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.slots import select_accelerator
 from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.lists import parse_number, quote
-from dsl.model.job import Notice
+from dsl.model.job import Notice, Pairs
 from dsl.model.remote import DEFAULT_FANOUT, LAUNCHERS, RANK_LAUNCHERS, Remote
 from dsl.resources.exports import (
     DEFAULT_NAME,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.facts import Facts
-    from dsl.model.job import Pairs
     from dsl.model.remote import LauncherName
     from dsl.model.request import RemoteRequest, Request
     from dsl.plan.hosts import ActiveHosts, Pool

@@ -11,8 +11,8 @@ from dsl._record import replace
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
 from dsl.lists import format_ranges
-from dsl.model.job import Notice
-from dsl.model.node import ForkServer
+from dsl.model.job import Flavour, Job, Notice
+from dsl.model.node import ForkServer, NodePlan, WorkerPlan
 from dsl.plan.environ import ATTEMPT_VARIABLE, REASON_VARIABLE
 from dsl.plan.program import words_of_interpreter
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from dsl.facts import Facts
     from dsl.machine.cpus import NumaNode
-    from dsl.model.job import Flavour, Job
-    from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.request import Level
 
 LATE_VARIABLES = {

@@ -28,11 +28,10 @@ from dsl.machine.this_process import use_null
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, PeerFailure
-from dsl.rendezvous.delegate_messages import ORDERS, Finish, Leave, Meet, Open
+from dsl.rendezvous.delegate_messages import ORDERS, Answer, Finish, Leave, Meet, Open, Order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.rendezvous.delegate_messages import Answer, Order
     from dsl.rendezvous.participant import Participant
 
 LEAVE_S = 2.5

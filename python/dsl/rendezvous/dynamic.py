@@ -21,19 +21,17 @@ from dsl._own_process import START
 from dsl._record import replace
 from dsl.errors import JobFormatError, OptionError, RendezvousError
 from dsl.model.codec import to_line
-from dsl.model.job import Notice
+from dsl.model.job import Job, Meeting, Notice, RestartReason
 from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
-from dsl.rendezvous.delegate_messages import ANSWERS, Meet, Open
+from dsl.rendezvous.delegate_messages import ANSWERS, Answer, Meet, Open, Order
 from dsl.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dsl.model.job import Job, Meeting, RestartReason
-    from dsl.rendezvous.delegate_messages import Answer, Order
 
 READ_BYTES = 1 << 16
 

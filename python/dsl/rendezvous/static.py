@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsl.errors import PortError
 from dsl.lists import LAST_PORT
-from dsl.model.job import Meeting, Notice
+from dsl.model.job import Job, Meeting, Notice
 from dsl.model.outcome import Membership
 from dsl.model.request import DEFAULT_MASTER_PORT
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from dsl.machine.ports import Ports
-    from dsl.model.job import Job
 
     class Rendezvous(Protocol):
         """How the nodes of a job meet."""
