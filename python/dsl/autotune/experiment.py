@@ -174,7 +174,3 @@ class ExperimentOver:
 
     code: int
     """Exit code of its job."""
-
-
-ORDERS: dict[str, type] = {"Order": Order, "StopExperiment": StopExperiment}
-ANSWERS: dict[str, type] = {"Begun": Begun, "ExperimentOver": ExperimentOver}

@@ -16,11 +16,12 @@ from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
 from dsl.agent.session import Crew, Hooks, Session
-from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
+from dsl.autotune.experiment import Begun, ExperimentOver, Order, StopExperiment
 from dsl.errors import DslError
 from dsl.facts import Facts, this_machine
 from dsl.machine.this_process import use_null
-from dsl.model.codec import from_line, to_line
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
 from dsl.model.node import NodePlan, Route, WorkerPlan
 from dsl.model.outcome import (
     AttemptEnded,
@@ -53,12 +54,13 @@ class OrderChannel:
     def __init__(self, orders_fd: int, answers_fd: int) -> None:
         self._orders_fd = orders_fd
         self._answers_fd = answers_fd
-        self._rest = b""
+        self._lines = Lines(Order, StopExperiment)
+        self._unread: list[Order | StopExperiment] = []
 
     @property
     def deadline_s(self) -> float | None:
         """0 if `first` has left an order unread, else None."""
-        return 0.0 if b"\n" in self._rest else None
+        return 0.0 if self._unread else None
 
     def fileno(self) -> int:
         """The descriptor of the orders."""
@@ -71,16 +73,14 @@ class OrderChannel:
 
     def first(self) -> Order | StopExperiment | None:
         """Wait for an order, and return it; None if there is none."""
-        while b"\n" not in self._rest:
+        while not self._unread:
             data = os.read(self._orders_fd, READ_BYTES)
             if not data:
                 os.close(self._orders_fd)
                 self._orders_fd = -1
                 return None
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        order: Order | StopExperiment = from_line(line, ORDERS)
-        return order
+            self._unread += self._lines.feed(data)
+        return self._unread.pop(0)
 
     def answer(self, message: Begun | ExperimentOver) -> None:
         """Tell the tuner."""

@@ -23,8 +23,9 @@ from typing import Any
 from dsl import Ended, EngineError, Exited, LaunchSpec, Output, Started, Stdio, Supervisor, WorkerSpec
 from dsl._own_process import START
 from dsl._record import record
-from dsl.autotune.experiment import ANSWERS, GRACE_S, Begun, Order, StopExperiment
-from dsl.model.codec import from_line, to_line
+from dsl.autotune.experiment import GRACE_S, Begun, ExperimentOver, Order, StopExperiment
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
 
 MARGIN_S = 1.0
 """Seconds after the grace of its workers, for the command of an experiment to end."""
@@ -80,7 +81,7 @@ class _Command:
         self._pid = 0
         self._status = INTERNAL_ERROR
         self._is_lane = is_lane
-        self._rest = b""
+        self._lines = Lines(Begun, ExperimentOver)
         self._orders = to_line(order)
         """Orders that wait for the start of the lane."""
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC) if is_lane else (-1, -1)
@@ -166,10 +167,8 @@ class _Command:
             self._write_fd = -1
 
     def _hear(self, data: bytes) -> Done | None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
         done = None
-        for line in lines:
-            answer = from_line(line, ANSWERS)
+        for answer in self._lines.feed(data):
             if not isinstance(answer, Begun):
                 done = self._end(answer.code)
             elif self.order is not None and not self._stop:

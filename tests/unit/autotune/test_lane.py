@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from dsl._record import replace
-from dsl.autotune.experiment import ANSWERS, Begun, ExperimentOver, Order, StopExperiment
+from dsl.autotune.experiment import Begun, ExperimentOver, Order, StopExperiment
 from dsl.autotune.lane import NoMoreOrders, OrderChannel
-from dsl.model.codec import from_line, to_line
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
 
 ORDER = Order(
     name="a", words=("--num_gpus=1", "t.py"), stdout="", stderr="", end="", limit_s=20.0, grace_s=1.0
@@ -50,5 +51,5 @@ def test_answers_are_read_as_they_were_given(pipes: tuple[int, int, OrderChannel
     _, read_fd, orders = pipes
     orders.answer(Begun())
     orders.answer(ExperimentOver(3))
-    lines = os.read(read_fd, 100).splitlines()
-    assert [from_line(line, ANSWERS) for line in lines] == [Begun(), ExperimentOver(3)]
+    answers = Lines(Begun, ExperimentOver).feed(os.read(read_fd, 100))
+    assert answers == [Begun(), ExperimentOver(3)]

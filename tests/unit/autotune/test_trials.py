@@ -12,9 +12,10 @@ import pytest
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.experiment import ORDERS, Begun, ExperimentOver, Order, StopExperiment
+from dsl.autotune.experiment import Begun, ExperimentOver, Order, StopExperiment
 from dsl.autotune.trials import Runners
-from dsl.model.codec import from_line, to_line
+from dsl.model.codec import to_line
+from dsl.model.lines import Lines
 
 ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grace_s=3.0)
 
@@ -87,8 +88,7 @@ class Supervisor:
             self.orders_fd = -1
 
     def ordered(self) -> list[object]:
-        lines = os.read(self.orders_fd, 1 << 20).splitlines()
-        return [from_line(line, ORDERS) for line in lines]
+        return Lines(Order, StopExperiment).feed(os.read(self.orders_fd, 1 << 20))
 
     def wait(self, _timeout_s: float) -> list[object]:
         try:
