@@ -18,9 +18,9 @@ from dsl.facts import Facts
 from dsl.lists import format_ranges
 from dsl.machine.programs import find_package, find_programs
 from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.plan.hosts import read_hostfile
 from dsl.resources.allocation import find_allocation
 from dsl.resources.exports import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
-from dsl.resources.hostfile import parse_hostfile
 
 SCHEMA = 1
 """Raised when a key is removed or changes its meaning; new keys may come at any time."""
@@ -158,17 +158,11 @@ def _open_files() -> dict[str, int]:
 
 def _hostfile(path: str, facts: Facts, problems: list[str]) -> dict[str, Any] | None:
     try:
-        text = facts.files.read_text(path)
-        if text is None:
-            return None
-        pool = parse_hostfile(text.split("\n"), path)
-    except OSError as error:
-        problems.append(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}")
+        pool = read_hostfile(path, facts.files.read_text)
     except DslError as error:
         problems.append(str(error))
-    else:
-        return {"path": path, "hosts": len(pool), "slots": sum(pool.values())}
-    return {"path": path, "hosts": None, "slots": None}
+        return {"path": path, "hosts": None, "slots": None}
+    return None if pool is None else {"path": path, "hosts": len(pool), "slots": sum(pool.values())}
 
 
 def _allocation(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
