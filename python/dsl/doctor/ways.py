@@ -6,9 +6,9 @@ caller gets some bytes without a meaning, and at most `MOST_CALLERS` callers get
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
-import select
 import socket
 import time
 from collections.abc import Sequence
@@ -26,6 +26,8 @@ CALL_S = 5.0
 MOST_CALLERS = 4096
 MOST_ADDRESSES = 2
 """Addresses of a host that are tried."""
+WITH_TOKEN = 3
+"""Answers that a call has had when the host has said its token."""
 
 
 class Porch:
@@ -88,100 +90,68 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=256)
 
 
-class _Call:
-    """A connection that is tried."""
-
-    def __init__(self, target: Target, address: str) -> None:
-        self.target, self.address = target, address
-        self.answer: Answer = "silent"
-        self.why = ""
-        self.is_done = False
-        self._sent = self._got = 0
-        self._said = b""
-        self.socket: socket.socket | None = None
-        try:
-            found = socket.getaddrinfo(address, target.port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, place = found[0]
-            self.socket = socket.socket(family, kind, protocol)
-            self.socket.setblocking(False)
-            code = self.socket.connect_ex(place)
-        except socket.gaierror:
-            self._end("unreachable", "the name has no address")
-            return
-        except (OSError, UnicodeError) as error:
-            self._end_by(getattr(error, "errno", None) or errno.EINVAL)
-            return
-        if code not in (0, errno.EINPROGRESS):
-            self._end_by(code)
-
-    @property
-    def wants(self) -> int:
-        """The events of `poll` that it waits for."""
-        return select.POLLIN | (select.POLLOUT if self._sent < BULK else 0)
-
-    def go_on(self) -> None:
-        """Do what can be done without waiting."""
-        assert self.socket is not None
-        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self._end_by(code)
-            return
-        try:
-            if self._sent < BULK:
-                self._sent += self.socket.send(bytes(BULK - self._sent))
-                self.answer = "small"
-            data = self.socket.recv(BULK)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._end_by(error.errno or errno.EIO)
-            return
-        self._said = (self._said + data)[: len(self.target.token)]
-        self._got += len(data)
-        is_known = self._said == self.target.token.encode()
-        if not data or (len(self._said) == len(self.target.token) and not is_known):
-            self._end("" if is_known and self._got >= BULK else "stranger")
-        elif is_known and self._got >= BULK + len(self._said):
-            self._end("")
-
-    def _end_by(self, code: int) -> None:
-        if code in (errno.EAGAIN, errno.EALREADY, errno.ENOTCONN):
-            return
-        if code == errno.ETIMEDOUT:
-            self._end("silent")
-        elif code == errno.ECONNREFUSED:
-            self._end("refuses")
-        elif code == errno.ECONNRESET and self._said:
-            self._end("small")
-        else:
-            self._end("unreachable", os.strerror(code).lower())
-
-    def _end(self, answer: Answer, why: str = "") -> None:
-        self.answer, self.why, self.is_done = answer, why, True
-
-
 def try_ways(targets: Sequence[Target], within_s: float = TRY_S) -> tuple[Way, ...]:
     """Try the ways to some hosts, all at once; the best answer of a host's addresses counts."""
-    calls = [_Call(one, address) for one in targets for address in one.addresses[:MOST_ADDRESSES]]
-    end_s = time.monotonic() + within_s
-    while (waiting := {c.socket.fileno(): c for c in calls if c.socket and not c.is_done}) and (
-        left_s := end_s - time.monotonic()
-    ) > 0:
-        poller = select.poll()
-        for fd, call in waiting.items():
-            poller.register(fd, call.wants)
-        for fd, _ in poller.poll(left_s * 1000 + 1):
-            waiting[fd].go_on()
-    for call in calls:
-        if call.socket is not None:
-            call.socket.close()
-    ways = []
-    for target in targets:
-        mine = [call for call in calls if call.target is target]
-        best = min(mine, key=lambda call: RANK.index(call.answer), default=None)
-        if best is not None:
-            ways.append(Way(target.place, best.address, best.answer, best.why))
-    return tuple(ways)
+
+    async def try_host(target: Target) -> list[Way]:
+        tries = [_try(target, address, within_s) for address in target.addresses[:MOST_ADDRESSES]]
+        return sorted(await asyncio.gather(*tries), key=lambda way: RANK.index(way.answer))[:1]
+
+    async def try_all() -> list[list[Way]]:
+        return await asyncio.gather(*map(try_host, targets))
+
+    return tuple([way for ways in asyncio.run(try_all()) for way in ways])
+
+
+async def _try(target: Target, address: str, within_s: float) -> Way:
+    """Try the way to one address."""
+    answers: list[Answer] = ["silent"]
+    why = ""
+    try:
+        await asyncio.wait_for(_talk(target, address, answers), within_s)
+    except (asyncio.TimeoutError, TimeoutError):
+        pass  # the last answer holds
+    except ConnectionRefusedError:
+        answers.append("refuses")
+    except ConnectionResetError as error:
+        if len(answers) < WITH_TOKEN:
+            why = _reason(error)
+            answers.append("unreachable")
+    except (OSError, UnicodeError) as error:
+        why = _reason(error)
+        answers.append("unreachable")
+    return Way(target.place, address, answers[-1], why)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the name has no address"
+    return os.strerror(getattr(error, "errno", None) or errno.EINVAL).lower()
+
+
+async def _talk(target: Target, address: str, answers: list[Answer]) -> None:
+    """Send and take bulk; each step adds what the answer is if nothing follows. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    family, kind, protocol, _, place = (
+        await loop.getaddrinfo(address, target.port, type=socket.SOCK_STREAM)
+    )[0]
+    with socket.socket(family, kind, protocol) as caller:
+        caller.setblocking(False)
+        await loop.sock_connect(caller, place)
+        reader, writer = await asyncio.open_connection(sock=caller.dup())  # closed with the writer
+    try:
+        answers.append("small")
+        writer.write(bytes(BULK))
+        said = await reader.readexactly(len(target.token))
+        answers.append("stranger")
+        if said == target.token.encode():
+            answers.append("small")
+            await reader.readexactly(BULK)
+            answers.append("")
+    except asyncio.IncompleteReadError:
+        answers.append("stranger")
+    finally:
+        writer.close()
 
 
 RANK: tuple[Answer, ...] = ("", "listens", "small", "refuses", "stranger", "silent", "unreachable")
