@@ -211,6 +211,56 @@ def training_floor(programs: Programs, bar: float, repeats: int) -> Row:
     return Row(name, middle["dslrun"] / middle["floor"], "x", bar, True, detail)
 
 
+def whole(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
+    """Workers import torch and end: the whole command, with the modules that the fork server guesses."""
+    workers = _fitting(most, IMPORTED_MIB)
+    with tempfile.TemporaryDirectory() as folder:
+        script = _script(folder, "import torch")
+        takers = {
+            "dslrun": lambda: wall_s([programs.dslrun, *_count(workers), *FORK_SERVER, script]),
+            "torchrun": lambda: wall_s([*_torchrun(), *_count(workers), script]),
+        }
+        values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
+    middle = medians(values)
+    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
+    name = f"{workers} workers import torch and end, torchrun / dslrun with a fork server"
+    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+
+
+def worker_cost(programs: Programs, most: int, bar: float, repeats: int) -> Row:
+    """Processor time and page faults of one forked worker that imports torch and ends.
+
+    A command with many workers less a command with one, and that by the number of workers between them.
+    """
+    workers = _fitting(most, FORKED_MIB)
+    faults: dict[str, list[float]] = {"many": [], "one": []}
+
+    def take(name: str, count: int, script: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall_s([programs.dslrun, *_count(count), *FORK_SERVER, script])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        faults[name].append(after.ru_minflt - before.ru_minflt)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    with tempfile.TemporaryDirectory() as folder:
+        script = _script(folder, "import torch")
+        takers = {"many": lambda: take("many", workers, script), "one": lambda: take("one", 1, script)}
+        middle = medians(in_turns(takers, repeats))
+    of_faults = medians({name: taken[1:] for name, taken in faults.items()})
+    each_ms, each_faults = (
+        (values["many"] - values["one"]) / (workers - 1) for values in (middle, of_faults)
+    )
+    detail = f"{each_faults:.0f} page faults a worker; {workers} workers"
+    return Row(
+        "processor time of a forked worker that imports torch and ends",
+        1000 * each_ms,
+        "ms",
+        bar,
+        True,
+        detail,
+    )
+
+
 def memory(programs: Programs, most: int, bar: float) -> Row:
     """Proportional memory of a worker after its first step, all workers alive, the fork server among them."""
     few, many = _fitting(most, STEPPED_MIB), _fitting(most, FORKED_MIB)

@@ -103,6 +103,8 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
     rows: dict[str, Callable[[], Row]] = {
         "16": lambda: forkserver_rows.imports(ours, 16, 8.0, few, 1),
         "64": lambda: forkserver_rows.imports(ours, 64, 30.0, few, 1),
+        "end": lambda: forkserver_rows.whole(ours, 64, 25.0, few, 1),
+        "end-cost": lambda: forkserver_rows.worker_cost(ours, 64, 50.0, few),
         "512": lambda: forkserver_rows.against_floor(ours, 512, 1.5, few),
         "training": lambda: forkserver_rows.training(ours, 8.0, few, few),
         "training-floor": lambda: forkserver_rows.training_floor(ours, 1.2, few),

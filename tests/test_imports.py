@@ -31,7 +31,7 @@ FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
     *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.statuses", "dsl.report.survey"),
     "dsl.doctor.look",
-    *("dsl.forkserver.become", "dsl.forkserver.server"),
+    *("dsl.forkserver.become", "dsl.forkserver.ending", "dsl.forkserver.server"),
 }
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers", "dsl.conductor")

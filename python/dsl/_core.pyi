@@ -738,13 +738,13 @@ class ForkedProgram:
             [type[BaseException], BaseException, TracebackType | None],
             tuple[Callable[..., object], tuple[Any, ...]],
         ],
-        settle: Callable[[bool], object],
+        settle: Callable[[int | None], object],
         finish: Callable[[], object],
     ) -> Self:
         """``prepare`` gets the arguments of the hook, and returns the function to call and its arguments.
 
-        ``settle`` is called after that function, with True if a KeyboardInterrupt ended it. ``finish`` is
-        called at the end, unless a SystemExit ended the function.
+        ``settle`` is called after that function, with the exit code that follows, or with None if a
+        KeyboardInterrupt ended it. ``finish`` is called at the end, unless a SystemExit ended the function.
         """
     def __call__(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None, /
@@ -872,5 +872,7 @@ class ForkOrder:
 
         C streams are still written. If a thread holds one of them at the exit, all functions are called.
         """
+    def exit(self, code: int, /) -> None:
+        """End this process as C's ``exit`` does. Does nothing in the server."""
     def take_trace(self) -> None:
         """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded."""

@@ -241,13 +241,17 @@ def test_relative_and_absolute_paths_links_and_folders_are_the_same(tmp_path: Pa
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["script", "module"])
-def test_every_way_to_end_is_the_same(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    "way, preload", [("script", "textwrap"), ("module", "textwrap"), ("script", "torch")]
+)
+def test_every_way_to_end_is_the_same(tmp_path: Path, way: str, preload: str) -> None:
+    """With torch the process ends when all that the worker made has ended, and skips the rest."""
+    (tmp_path / "torch.py").write_text("")
     for name, text in ENDINGS.items():
         (tmp_path / f"case_{name.replace(' ', '_')}.py").write_text(text, encoding="latin-1")
     names = [f"case_{name.replace(' ', '_')}" for name in ENDINGS]
     programs = [[f"{name}.py"] if way == "script" else ["-m", name] for name in names]
-    with Forks(tmp_path, program=["case_end.py"], preload=["textwrap"], env=environment()) as forks:
+    with Forks(tmp_path, program=["case_end.py"], preload=[preload], env=environment()) as forks:
         # All at once would be more than a small machine ends in the time of one run.
         slices = [programs[start : start + 16] for start in range(0, len(programs), 16)]
         forked = [result for some in slices for result in forks.run(*some)]
@@ -267,6 +271,51 @@ def _comparable(result: Result) -> Result:
     """Without addresses, and how often the deepest call is repeated: our frames count in the depth."""
     text = re.sub(r"0x[0-9a-f]+", "ADDRESS", result.err)
     return result._replace(err=re.sub(r"repeated \d+ more times", "repeated", text))
+
+
+HOLDER = "import sys\nkept = {}\nclass Late:\n    def __del__(self):\n        print('late', self.name)\nown = Late()\nown.name = 'own'"
+HELD = {
+    "attribute": "holder.thing = holder.Late()\nholder.thing.name = 'attribute'",
+    "container": "holder.kept['thing'] = thing = holder.Late()\nthing.name = 'container'\ndel thing",
+    "file": "holder.kept['file'] = open('held file', 'w')\nholder.kept['file'].write('all of it')\n"
+    "import atexit\natexit.register(lambda: print(open('held file').read()))",
+    "generator": "def steps():\n    try:\n        yield\n    finally:\n        print('closed')\nholder.kept[0] = steps()\nnext(holder.kept[0])",
+    "fails": "class Bad:\n    def __del__(self):\n        1 / 0\nholder.kept[0] = Bad()",
+    "after its own": "class Own:\n    def __del__(self):\n        holder.kept[0].write('at the end')\nown = Own()\n"
+    "holder.kept[0] = open('late file', 'w')",
+    "stream": "import io\nholder.kept[0] = io.TextIOWrapper(sys.stdout.buffer)\nprint('before', flush=True)\n"
+    "class Own:\n    def __del__(self, print=print):\n        print('after')\nown = Own()",
+    "replaced module": "import types\nholder = sys.modules['holder'] = types.ModuleType('holder')\nprint('replaced')",
+}
+
+
+@pytest.mark.parametrize("preload", ["holder", "holder,torch"])
+def test_what_preloaded_modules_hold_for_a_worker_ends_with_it(tmp_path: Path, preload: str) -> None:
+    """Their own objects do not end: the server made them."""
+    (tmp_path / "holder.py").write_text(HOLDER)
+    (tmp_path / "torch.py").write_text("")
+    for name, text in HELD.items():
+        (tmp_path / f"{name} held.py").write_text(f"import holder, sys\n{text}")
+    programs = [[f"{name} held.py"] for name in HELD]
+    with Forks(tmp_path, program=["file held.py"], preload=preload.split(","), env=environment()) as forks:
+        forked = dict(zip(HELD, forks.run(*programs), strict=True))
+        assert forks.lost is None
+        files = {path.name: path.read_text() for path in tmp_path.glob("* file")}
+        [plain] = forks.run(["fails held.py"], is_forked=False)
+    assert {name: one.out for name, one in forked.items()} == {
+        "attribute": "late attribute\n",
+        "container": "late container\n",
+        "file": "\n",
+        "generator": "closed\n",
+        "fails": "",
+        "after its own": "",
+        "stream": "before\nafter\n",
+        "replaced module": "replaced\n",
+    }
+    assert files == {"held file": "all of it", "late file": "at the end"}
+    assert {one.code for one in forked.values()} == {0}
+    errors = [one.err.splitlines()[-1:] for one in (forked["fails"], plain)]
+    assert errors == [["ZeroDivisionError: division by zero"]] * 2
 
 
 # `puts` is called by C, when there is no Python any more.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from dsl._core import ForkOrder
+    from dsl.forkserver.ending import Preloaded
 
     Variable = tuple[bytes, bytes | None, bytes | None, bytes | None]
     Holders = list[tuple[dict[str, Any], str]]
@@ -30,26 +31,6 @@ IMPORT_S = 600
 
 # By this interval we recognize our timer. It has no other effect: the first SIGALRM ends the server.
 _INTERVAL_S = 1234.567891
-
-# Modules that report objects as leaks if they still exist at the end. In a worker they do: `gc.freeze` keeps
-# the memory of the server shared, so its objects are not collected.
-_TELL_LEAKS = ("triton._C.libtriton",)
-# Destructors of torch's libraries take most of the time at the end of a worker, and only do what the kernel
-# does anyway. Destructors of some other libraries may write files.
-_SLOW_TO_END = ("torch",)
-_WRITE_AT_END = ("adios2", "h5py", "netCDF4", "openpmd_api", "tables", "tensorflow")
-# If one of these variables is set, a tool is loaded that may write its results when the process ends.
-_OF_TOOLS = (
-    *("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
-    *(
-        "HSA_TOOLS_LIB",
-        "ROCP_TOOL_LIBRARIES",
-        "CPUPROFILE",
-        "HEAPPROFILE",
-        "LLVM_PROFILE_FILE",
-        "GCOV_PREFIX",
-    ),
-)
 
 
 class LeaveServer(BaseException):
@@ -163,13 +144,17 @@ def compile_program(program: Sequence[str]) -> Compiled | None:
 
 
 def become_worker(
-    order: ForkOrder, folder: str | None, imports: ImportChanges, compiled: Compiled | None
+    order: ForkOrder,
+    folder: str | None,
+    imports: ImportChanges,
+    preloaded: Preloaded,
+    compiled: Compiled | None,
 ) -> NoReturn:
     """Carry out an order in a forked child. This raises `LeaveServer`, which no code may catch.
 
-    ``folder`` is what `show_program` has returned, ``imports`` are settled, ``compiled`` is what
-    `compile_program` has returned. If `compile` cannot take a script (a folder, an archive, a text with an
-    error), the worker's command is executed instead.
+    ``folder`` is what `show_program` has returned, ``imports`` are settled, ``preloaded`` are noted,
+    ``compiled`` is what `compile_program` has returned. If `compile` cannot take a script (a folder, an
+    archive, a text with an error), the worker's command is executed instead.
     """
     _take_randomness()
     order.enter()
@@ -193,9 +178,8 @@ def become_worker(
     _signal.pthread_sigmask(_signal.SIG_BLOCK, imports.blocked)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, imports.unblocked)
     streams.reopen(imports.by_line)
-    if _may_end_early():
-        order.forget_exit_functions()
-    _leave(program, code, interrupt)
+    preloaded.enter(order)
+    _leave(program, code, interrupt, preloaded)
 
 
 def _take_trace(order: ForkOrder) -> Any:
@@ -211,16 +195,6 @@ def _take_trace(order: ForkOrder) -> Any:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
     return interrupt
-
-
-def _may_end_early() -> bool:
-    """Whether a worker can skip what preloaded libraries do at the end of a process."""
-    modules = sys.modules
-    return (
-        any(name in modules for name in _SLOW_TO_END)
-        and not any(name in modules for name in _WRITE_AT_END)
-        and not any(os.fsencode(name) in posix.environ for name in _OF_TOOLS)
-    )
 
 
 def _compiled(program: Sequence[str], compiled: Compiled | None) -> CodeType | None:
@@ -359,7 +333,7 @@ def _take_randomness() -> None:
         threading.main_thread()._set_native_id()  # noqa: SLF001  3.10 to 3.12 leave the server's there
 
 
-def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> NoReturn:
+def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any, preloaded: Preloaded) -> NoReturn:
     """LeaveServer the server's frames and run the program. ``interrupt``: the program's handler of SIGINT."""
     hook = sys.excepthook
     function: Any = type(_leave)
@@ -386,10 +360,11 @@ def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> N
             _signal.signal(_signal.SIGINT, interrupt)
         return start
 
-    def settle(is_interrupted: bool) -> None:  # noqa: FBT001  called by the extension
+    def settle(code: int | None) -> None:
         if is_script:
             streams.flush()
-        if is_interrupted:
+        preloaded.exit_code = code
+        if code is None:
             _note_interrupt()
 
     def finish() -> None:
@@ -399,29 +374,6 @@ def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> N
 
     sys.excepthook = ForkedProgram(prepare, settle, finish)
     raise LeaveServer
-
-
-def end_quietly() -> None:
-    """Mute false reports of leaks at a worker's end. Called before other code registers exit functions."""
-    atexit = sys.modules.get("atexit") or __import__("atexit")
-    # The function that is registered first is called last.
-    atexit.register(_mute_tellers)
-
-
-def _mute_tellers() -> None:
-    if any(name in sys.modules for name in _TELL_LEAKS):
-        # The interpreter drops this object when all others are gone, before libraries look for leaks.
-        vars(sys.modules["builtins"])["_dsl_mute"] = _Mute(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-
-
-class _Mute:
-    """Leads stderr to /dev/null when it is destroyed. Names of modules do not work any more at that time."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __del__(self, dup2: Callable[[int, int], int] = os.dup2) -> None:
-        dup2(self._fd, 2)
 
 
 def _note_interrupt() -> None:

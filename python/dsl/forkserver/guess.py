@@ -20,6 +20,7 @@ IMPORTED_LATER = {
         "torch.distributed",
         "torch.nn.parallel",
         "torch._dynamo",
+        "tabulate",  # at the end of each process, once torch._dynamo is there
         "torch.onnx",
         "torch.utils.data",
         "torch.utils.serialization",

@@ -6,7 +6,7 @@ import gc
 import os
 
 from dsl._core import ForkLink
-from dsl.forkserver import become, poison, preload, streams
+from dsl.forkserver import become, ending, poison, preload, streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     known, shared = poison.open_descriptors(), poison.shared_memory()
     forget()
     folder = become.show_program(program)
-    become.end_quietly()
+    preloaded = ending.Preloaded()
     imports = become.ImportChanges()
     wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
     failure = _import([name for name in wanted if name], are_guessed=not listed)
@@ -56,6 +56,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
         os._exit(0)
     streams.flush()
     compiled = become.compile_program(program)
+    preloaded.note()
     gc.freeze()
     link.ready()
     while (order := link.next()) is not None:
@@ -65,7 +66,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
             link.not_forked(order, error.errno or 0)
             continue
         if pid == 0:
-            become.become_worker(order, folder, imports, compiled)
+            become.become_worker(order, folder, imports, preloaded, compiled)
         link.forked(order, pid)
     os._exit(0)
 

@@ -117,4 +117,9 @@ impl ForkOrder {
     fn forget_exit_functions(&self) {
         lock(&self.0).forget_exit_functions();
     }
+
+    /// End this process as C's `exit` does.
+    fn exit(&self, code: i64) {
+        lock(&self.0).exit(code as i32);
+    }
 }

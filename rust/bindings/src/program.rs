@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PySystemExit};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyInt, PyTuple};
 
 /// Runs a program where the interpreter calls `sys.excepthook`: there the stack is empty.
 #[pyclass(frozen, module = "dsl._core")]
@@ -43,10 +43,7 @@ impl ForkedProgram {
             .extract::<(Py<PyAny>, Py<PyTuple>)>(py)?;
         let result = program.call1(py, arguments.bind(py));
         drop((program, arguments));
-        // Only `KeyboardInterrupt` itself: the interpreter treats its subclasses like any other exception.
-        let interrupt = py.get_type::<PyKeyboardInterrupt>();
-        let interrupted = matches!(&result, Err(error) if error.get_type(py).is(&interrupt));
-        this.settle.call1(py, (interrupted,))?;
+        this.settle.call1(py, (exit_code(py, &result),))?;
         match result {
             Ok(_) => {
                 this.finish.call0(py)?;
@@ -60,5 +57,30 @@ impl ForkedProgram {
                 this.finish.call0(py).map(drop)
             }
         }
+    }
+}
+
+/// The exit code with which the interpreter ends after this result. `None`: a signal ends it.
+fn exit_code(py: Python<'_>, result: &PyResult<Py<PyAny>>) -> Option<i64> {
+    let Err(error) = result else {
+        return Some(0);
+    };
+    // Only `KeyboardInterrupt` itself: the interpreter treats its subclasses like any other exception.
+    if error.get_type(py).is(py.get_type::<PyKeyboardInterrupt>()) {
+        return None;
+    }
+    if !error.is_instance_of::<PySystemExit>(py) {
+        return Some(1);
+    }
+    let Ok(code) = error.value(py).getattr("code") else {
+        return Some(1);
+    };
+    if code.is_none() {
+        Some(0)
+    } else if code.is_instance_of::<PyInt>() {
+        // The interpreter's own answer for a number that C cannot hold.
+        Some(code.extract().unwrap_or(-1))
+    } else {
+        Some(1)
     }
 }

@@ -218,6 +218,13 @@ impl Order {
         }
     }
 
+    /// Ends this process as C's `exit` does. Does nothing in the server itself.
+    pub fn exit(&self, code: i32) {
+        if let Some(child) = ForkedChild::of(self.server) {
+            exit::exit(child, code);
+        }
+    }
+
     /// Shows the worker's command and environment as those of this process, to the process itself and to other
     /// processes. `words`: how many words the server was started with. Does nothing in the server itself.
     pub fn show_command(&self, words: usize) {

@@ -33,6 +33,14 @@ pub(crate) fn forget_exit_functions(_child: ForkedChild) {
     let _ = unsafe { on_exit(end, null_mut()) };
 }
 
+/// Calls the exit functions that are left, writes what streams hold, and ends this process.
+///
+/// [exit(3)](https://man7.org/linux/man-pages/man3/exit.3.html)
+pub(crate) fn exit(_child: ForkedChild, code: c_int) -> ! {
+    // SAFETY: takes a number; other threads may go on until the process has ended, as at the end of any program.
+    unsafe { libc::exit(code) }
+}
+
 /// Runs after the exit functions that were registered later, and before the earlier ones.
 extern "C" fn end(status: c_int, _: *mut c_void) {
     // A thread that waits for input holds its stream forever. Then the process ends as it would have without us.
