@@ -52,7 +52,7 @@ ALLOWED_SKIPS = (
     "needs a kernel with ",
 )
 
-_LAUNCHER_NAMES = frozenset(
+_HIDDEN_NAMES = frozenset(
     {
         "RANK",
         "LOCAL_RANK",
@@ -62,6 +62,7 @@ _LAUNCHER_NAMES = frozenset(
         "LOCAL_WORLD_SIZE",
         "CUDA_VISIBLE_DEVICES",
         "OMP_NUM_THREADS",
+        *("NO_COLOR", "FORCE_COLOR", "PAGER", "LESS"),
     }
 )
 _LAUNCHER_PREFIXES = (
@@ -181,10 +182,10 @@ class _SkipWatch:
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Hide the launcher variables of whoever runs the tests, and mark what the test starts with a token."""
+    """Hide what decides about launches and looks around the tests, and mark what a test starts with a token."""
     for name in list(os.environ):
-        launcher = name in _LAUNCHER_NAMES or name.startswith(_LAUNCHER_PREFIXES)
-        if launcher and name not in _KEPT:
+        is_hidden = name in _HIDDEN_NAMES or name.startswith(_LAUNCHER_PREFIXES)
+        if is_hidden and name not in _KEPT:
             monkeypatch.delenv(name)
     token = uuid.uuid4().hex
     monkeypatch.setenv(_TOKEN_NAME, token)

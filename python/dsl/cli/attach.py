@@ -7,7 +7,6 @@ import os
 import signal
 import time
 
-from dsl import __version__
 from dsl.agent.session import die_of_interrupt
 from dsl.cli.command import Command
 from dsl.cli.wait import JOB_HELP, no_such_job, wait
@@ -159,18 +158,14 @@ def _detach(signum: int, _frame: object) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS] [JOB]",
-        description="Follow the output of a job. Ctrl-C does not end the job.",
-        formatter_class=HelpFormatter,
+    parser = ToolParser(
+        COMMAND.name, "[OPTIONS] [JOB]", "Follow the output of a job. Ctrl-C does not end the job."
     )
     add = parser.add_argument
     add("job", metavar="JOB", nargs="?", default="", help=JOB_HELP)
     add("-n", "--lines", metavar="N", type=_count, help="begin with the last N lines")
-    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     return parser
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from dsl import __version__
 from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
 from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
@@ -83,14 +82,13 @@ def elastic_lines(config: Mapping[str, Any], world_size: int) -> list[str]:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS] -c CONFIG",
-        description="Tell which batch size the elasticity section of a DeepSpeed config stands for, and "
+    parser = ToolParser(
+        COMMAND.name,
+        "[OPTIONS] -c CONFIG",
+        "Tell which batch size the elasticity section of a DeepSpeed config stands for, and "
         "which world sizes.",
-        formatter_class=HelpFormatter,
     )
     add = parser.add_argument
     add("-c", "--config", metavar="CONFIG", help="DeepSpeed config, a file of JSON")
@@ -101,7 +99,6 @@ def make_parser() -> argparse.ArgumentParser:
         default=0,
         help="number of data-parallel workers: check it, and tell the micro batch of each",
     )
-    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The short help, and hints for unknown options. A plain launch does not import this module."""
+"""Hints for unknown options. A plain launch does not import this module."""
 
 from __future__ import annotations
 
@@ -62,52 +62,6 @@ OTHERS = {
     "restarts": ("--max-restarts", "--max-restarts"),
 }
 """Options of other launchers, and what to use with ``dsl`` and with ``dslrun``."""
-
-
-MORE = "https://github.com/dsl-project/dsl/blob/main/docs/cli.md"
-
-EXAMPLES = {
-    DEEPSPEED: (
-        ("train.py --lr 1e-3", "a worker for each device of this machine"),
-        ("--num_gpus 2 train.py", "two workers"),
-        ("--hostfile hosts train.py", "workers on each host of the file"),
-    ),
-    TORCHRUN: (
-        ("--nproc-per-node 4 train.py --lr 1e-3", "four workers"),
-        ("--nproc-per-node gpu train.py", "one for each GPU"),
-        ("--nnodes 2 --node-rank 0 --master-addr n0 train.py", "node 0 of 2"),
-    ),
-}
-"""Example arguments of each command, and what they start."""
-
-_ALSO_BRIEF = (
-    ("--module", "run the script as 'python -m' does"),
-    ("--max-restarts N", "start workers that failed again"),
-    ("--log-dir DIR", "keep the output of each worker in files"),
-    ("--bind auto", "give each worker cores beside its device"),
-    ("--start-method forkserver", "import once, then fork the workers"),
-    ("--dry-run", "show what would be started, and start nothing"),
-    ("--strict", "refuse every fallback"),
-)
-BRIEF = {
-    DEEPSPEED: (
-        ("--num_gpus N", "workers on each host"),
-        ("--include HOST:0,1", "use only these slots"),
-        ("--hostfile PATH", "a file of lines 'HOST slots=N'"),
-        ("--num_nodes N", "use the first N hosts"),
-        ("--no_python", "run any program"),
-        *_ALSO_BRIEF,
-    ),
-    TORCHRUN: (
-        ("--nproc-per-node N", "workers on this node: a number, gpu, cpu or auto"),
-        ("--nnodes N", "nodes of the job"),
-        ("--node-rank RANK", "place of this node among them, from 0"),
-        ("--master-addr ADDRESS", "address of node 0"),
-        ("--no-python", "run any program"),
-        *_ALSO_BRIEF,
-    ),
-}
-"""The options of the short help, which fits on one screen."""
 
 
 def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:

@@ -53,7 +53,11 @@ class Option:
     dest: str
     """Name of its value."""
     metavar: str
-    """Name of the value in the help; empty: the help shows the choices, or the option is a flag."""
+    """What the value is; empty: one of the choices, or the option is a flag.
+
+    Help shows it, and shells complete a value by it (`dsl.cli.completion`): words in small letters between
+    bars as they are, and other words by what they name: PATH, DIR, FILTER, SIGNAL.
+    """
     help: str
     """Its text in the help, one line."""
     is_flag: bool
@@ -266,7 +270,7 @@ COMMON = {
             own_names=("--grace",),
         ),
         value(
-            OURS, "--preempt-signal", "NAME",
+            OURS, "--preempt-signal", "SIGNAL",
             "signal by which a scheduler announces the end: passed on, for a checkpoint",
         ),
         value(
@@ -300,7 +304,7 @@ COMMON = {
     "output": (
         value(
             TORCHRUN, "--log-dir", "DIR",
-            "write each worker's output to files below a new directory in DIR; dslrun: with -r or -t",
+            "keep each worker's output in files; these lie in a new directory in DIR; dslrun: with -r or -t",
         ),
         value(
             TORCHRUN, "-r --redirects", "MAP",
@@ -325,13 +329,13 @@ COMMON = {
         ),
         flag(OURS, "--collapse", "show equal lines of several workers once, with a count"),
         value(
-            OURS, "--partial-after", "SECONDS",
-            "show an unfinished line after so long without more of it, where there is no terminal; or never",
+            OURS, "--partial-after", "SECONDS|never",
+            "show an unfinished line after so long without more of it, where there is no terminal",
             DEFAULT_PARTIAL_S, read=seconds_or_never,
         ),
         value(
-            OURS, "--stdin", "RANK",
-            "the worker that reads stdin (default: the first on this node); none: nobody", "",
+            OURS, "--stdin", "RANK|none",
+            "the worker that reads stdin (default: the first on this node)", "",
         ),
         value(
             OURS, "--log-max-size", "SIZE",
@@ -341,7 +345,7 @@ COMMON = {
     "cores and memory": (
         value(
             OURS, "--bind", "",
-            "auto: bind each worker to cores of its own, beside its device if it has one", "none",
+            "bind each worker to cores of its own; auto: beside its device if it has one", "none",
             choices=("auto", "none"),
         ),
         flag(OURS, "--bind-strict", "with --bind auto: refuse rather than let workers share"),
@@ -382,7 +386,7 @@ COMMON = {
     "showing the plan": (
         flag(
             OURS, "--strict",
-            "refuse every fallback: options without effect, hosts or devices that are not there",
+            "refuse every fallback; these are options without effect, hosts or devices that are not there",
         ),
         flag(OURS, "--doctor", "look for what would go wrong on the hosts of the job, and start nothing"),
         flag(OURS, "--dry-run", "show what would be started, and start nothing"),

@@ -83,9 +83,9 @@ _OPTIONS = {
         flag(DEEPSPEED, "--no_ssh_check", "do not try the hosts first"),
         flag(DEEPSPEED, "--force_multi", "treat even one host as remote", is_slip=True),
         value(
-            DEEPSPEED, "--launcher", "NAME",
-            "ssh, pdsh, openmpi, mvapich, slurm, mpich or impi (default: slurm in an allocation of Slurm, "
-            "else pdsh if it is installed, else ssh)",
+            DEEPSPEED, "--launcher", "ssh|pdsh|openmpi|mvapich|slurm|mpich|impi",
+            "how hosts are reached (default: slurm in an allocation of Slurm, else pdsh if it is installed, "
+            "else ssh)",
             "pdsh", given="launcher_given",
         ),
         value(DEEPSPEED, "--launcher_args", "WORDS", "more arguments for the launcher", "", is_text=True),

@@ -28,11 +28,11 @@ _OPTIONS = {
     "where to run": (
         value(
             TORCHRUN, "--nnodes", "N",
-            "number of nodes, or MIN:MAX for nodes that come and go", "1:1", is_slip=True,
+            "number of nodes; MIN:MAX for nodes that come and go", "1:1", is_slip=True,
         ),
         value(
-            TORCHRUN, "--nproc-per-node", "N",
-            "workers on this node: a number, auto, cpu, gpu or the name of a device", "1", is_slip=True,
+            TORCHRUN, "--nproc-per-node", "N|auto|cpu|gpu",
+            "workers on this node; also the name of a device", "1", is_slip=True,
         ),
         value(
             TORCHRUN, "--node-rank", "RANK",
@@ -61,8 +61,8 @@ _OPTIONS = {
             "one node that meets nobody: a free port and an id of its own", is_slip=True,
         ),
         value(
-            TORCHRUN, "--rdzv-backend", "NAME",
-            "how nodes find each other: static, c10d, etcd, etcd-v2, or a backend registered with torch",
+            TORCHRUN, "--rdzv-backend", "static|c10d|etcd|etcd-v2|NAME",
+            "how nodes find each other; NAME: a backend that is registered with torch",
             "static", is_slip=True,
         ),
         value(
@@ -101,10 +101,13 @@ _OPTIONS = {
 _SIGNAL_OPTIONS = {
     "signals": (
         value(
-            TORCHRUN, "--signals-to-handle", "NAMES",
+            TORCHRUN, "--signals-to-handle", "SIGNAL,...",
             "signals that are passed on and end the job", DEFAULT_STOP,
         ),
-        value(OURS, "--forward-signals", "NAMES", "signals that are passed on, and no more", DEFAULT_FORWARD),
+        value(
+            OURS, "--forward-signals", "SIGNAL,...",
+            "signals that are passed on, and no more", DEFAULT_FORWARD,
+        ),
         value(
             OURS, "--log-level", "",
             "how much dslrun says about what it does", "info", choices=LOG_LEVELS, given="log_level_given",

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
-from dsl import __version__
-from dsl.cli.options import BadValueError, dashed, is_free_text
+from dsl.cli.help import (
+    BRIEF,
+    EXAMPLES,
+    MORE,
+    HelpParser,
+    brief_row,
+    in_columns,
+    show_help,
+    without_sisters,
+)
+from dsl.cli.options import BadValueError, is_free_text
 from dsl.lists import shorten
 
 TYPE_CHECKING = False
@@ -33,55 +41,15 @@ class _BriefAction(argparse.Action):
         option_string: str | None = None,  # noqa: ARG002  as above
     ) -> None:
         assert isinstance(parser, Parser)
-        print(parser.format_brief(), end="")
+        show_help(parser.format_brief())
         parser.exit()
-
-
-class HelpFormatter(argparse.HelpFormatter):
-    """Help with defaults, as wide as the terminal."""
-
-    def __init__(self, prog: str) -> None:
-        # Without a width argparse imports shutil for it, each time an option is added.
-        super().__init__(prog, max_help_position=32, width=_terminal_width())
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        # Help shows one spelling of each name, and the value once.
-        shown = _without_sisters(action.option_strings)
-        if not shown or action.nargs == 0:
-            return ", ".join(shown) if shown else super()._format_action_invocation(action)
-        if action.nargs == "?":
-            return f"{', '.join(shown)}[={action.metavar}]"
-        return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help or ""
-        shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
-        return f"{text} (default: %(default)s)" if shown and "(default: " not in text else text
-
-
-def _in_columns(rows: Sequence[tuple[str, str]]) -> str:
-    width = max(len(left) for left, _ in rows)
-    return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
-
-
-def _without_sisters(names: Iterable[str]) -> list[str]:
-    """The first spelling of each name, with dashes or with underscores."""
-    return list({dashed(name): name for name in reversed(list(names))}.values())[::-1]
-
-
-def _terminal_width() -> int:
-    try:
-        columns = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size().columns
-    except (ValueError, OSError):
-        columns = 80
-    return max(columns - 2, 40)
 
 
 _UNSAID = object()
 """Stands for the value of an option that the command line does not have."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(HelpParser):
     """A parser for ``OPTIONS SCRIPT ARGUMENTS`` that never reads the words after the script.
 
     Plain argparse does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
@@ -89,13 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, line: CommandLine, environ: Mapping[str, str] | None = None) -> None:
         """``environ`` may have defaults of options. They are read only if the command line has none."""
-        super().__init__(
-            prog=line.program,
-            usage="%(prog)s [OPTIONS] SCRIPT [ARGUMENTS]",
-            description=line.description,
-            formatter_class=HelpFormatter,
-            add_help=False,
-        )
+        super().__init__(line.program, "[OPTIONS] SCRIPT [ARGUMENTS]", line.description)
         self._whole: set[str] = set()
         """Spellings that cannot be shortened, so that abbreviations of others stay unambiguous."""
         self._texts = {option.dest for option in line.options if option.is_text}
@@ -111,13 +73,7 @@ class Parser(argparse.ArgumentParser):
             "-h", action=_BriefAction, dest="help", default=argparse.SUPPRESS, nargs=0,
             help="show what most jobs need, and exit",
         )  # fmt: skip
-        self.add_argument("--help", action="help", help="show all options, and exit")
-        self.add_argument(
-            "--version",
-            action="version",
-            version=f"%(prog)s {__version__}",
-            help="show the version and exit",
-        )
+        self.add_standard("--help", text="show all options, and exit")
         self._whole.add("--version")
         self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
         action = self.add_argument(
@@ -132,18 +88,15 @@ class Parser(argparse.ArgumentParser):
 
     def format_brief(self) -> str:
         """Help for one screen."""
-        from dsl.cli.hints import BRIEF, MORE
-
-        options = _in_columns(BRIEF[self._origin])
+        chosen = {action.dest: action for action in self._actions}
+        options = in_columns([brief_row(chosen[dest]) for dest in BRIEF[self._origin]])
         return (
             f"{self.format_usage()}\n{self.description}\n\n{self._format_examples()}\n{options}\n"
             f"{self.prog} --help shows all options, and more is at\n{MORE}\n"
         )
 
     def _format_examples(self) -> str:
-        from dsl.cli.hints import EXAMPLES
-
-        return _in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self._origin]])
+        return in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self._origin]])
 
     def option(self, name: str) -> argparse.Action:
         """The option with that spelling."""
@@ -200,7 +153,7 @@ class Parser(argparse.ArgumentParser):
         if subject == "unrecognized arguments":
             rest = self._advise(rest.split())
         elif names != subject:
-            shown = _without_sisters(names.split("/"))
+            shown = without_sisters(names.split("/"))
             subject = f"argument {'/'.join(shown)}"
             if rest == "expected one argument" and self.option(shown[-1]).dest in self._texts:
                 rest += f", one that begins with a dash stands behind =, as in {shown[-1]}=-x"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 
-from dsl import __version__
 from dsl.cli.command import Command
 from dsl.lists import quote
 from dsl.observe.jobs import running_jobs
@@ -45,18 +44,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS]",
-        description="List your running jobs on this machine.",
-        formatter_class=HelpFormatter,
-    )
+    parser = ToolParser(COMMAND.name, "[OPTIONS]", "List your running jobs on this machine.")
     parser.add_argument("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
-    parser.add_argument(
-        "--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit"
-    )
     return parser
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from dsl import __version__
 from dsl.cli.command import Command
 from dsl.errors import TimelineError, UsageError
 from dsl.facts import this_machine
@@ -70,14 +69,9 @@ def _write(path: str, data: bytes) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options. It accepts and ignores ds_report's options about operators: dsl has none."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS]",
-        description="Tell what there is on this machine for a training job.",
-        formatter_class=HelpFormatter,
-    )
+    parser = ToolParser(COMMAND.name, "[OPTIONS]", "Tell what there is on this machine for a training job.")
     add = parser.add_argument
     add("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
     add("-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="the hostfile to count")
@@ -87,7 +81,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="draw what the last job of --events was spent on: NAME.png, NAME.json",
     )
     add("--events", metavar="FILE", help="the record of a job (dsl --events), for --timeline")
-    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     for name in ("--hide_operator_status", "--hide_errors_and_warnings"):
         add(name, action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 
-from dsl import __version__
 from dsl.agent.rounds import plan_rounds, run_rounds
 from dsl.agent.session import SIGINT, die_of_interrupt
 from dsl.cli.command import Command
@@ -48,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str], facts: Facts) -> int:
-    own, words = split_command(argv)
-    options = make_parser().parse_args(own)
+    parser = make_parser()
+    own, words = split_command(argv, parser)
+    options = parser.parse_args(own)
     hosts = choose_hosts(options, facts)
     if not words:
         raise OptionError("no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]")
@@ -75,32 +75,27 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
         raise
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_command(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     """Split the words: first our options and their values, then the command."""
+    from dsl.cli.help import valued_options
+
+    valued = valued_options(parser)
     index = 0
     while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):
-        index += 2 if argv[index] in VALUED else 1
+        index += 2 if argv[index] in valued else 1
     rest = list(argv[index:])
     return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
 
 
-VALUED = (
-    *("-f", "-H", "--hostfile", "-i", "--include", "-e", "--exclude"),
-    *("--ssh_port", "--ssh-port", "--max_at_once", "--max-at-once"),
-)
-"""Options whose value may be the next word."""
-
-
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the options, without the command."""
-    from dsl.cli.parser import HelpFormatter
+    """The parser of the options; the command has to be split off before."""
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS] COMMAND [ARGUMENTS]",
-        description="Run one command on all hosts of a hostfile.",
-        epilog=EPILOG,
-        formatter_class=HelpFormatter,
+    parser = ToolParser(
+        COMMAND.name,
+        "[OPTIONS] COMMAND [ARGUMENTS]",
+        "Run one command on all hosts of a hostfile.",
+        EPILOG,
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -110,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ssh_port", "--ssh-port", metavar="PORT", type=_up_to(LAST_PORT), help="port of the ssh servers")
     add("--max_at_once", "--max-at-once", metavar="N", type=_up_to(1024), default=AT_ONCE,
         help="run it on so many hosts at once; others follow when these have ended")  # fmt: skip
-    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
+    add("command", nargs="*", metavar="COMMAND", help="what each host runs")
     return parser
 
 

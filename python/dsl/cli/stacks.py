@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from dsl import __version__
 from dsl.cli.command import Command
 from dsl.errors import DslError, JobFormatError
 from dsl.model.codec import to_plain
@@ -53,13 +52,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS] [JOB]",
-        description="Tell what the ranks of a running job do, and which of them do not what the others do.",
-        formatter_class=HelpFormatter,
+    parser = ToolParser(
+        COMMAND.name,
+        "[OPTIONS] [JOB]",
+        "Tell what the ranks of a running job do, and which of them do not what the others do.",
     )
     add = parser.add_argument
     add("job", nargs="?", default="", metavar="JOB", help="pid of the job's command, as dsl-ps shows it")
@@ -69,5 +67,4 @@ def make_parser() -> argparse.ArgumentParser:
         help="show frames of C and C++, too; each rank is stopped for a moment",
     )
     add("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
-    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     return parser

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 
-from dsl import __version__
 from dsl.cli.command import Command
 from dsl.errors import DslError, JobFormatError, OptionError
 from dsl.observe.jobs import find_job, running_jobs
@@ -61,24 +60,20 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS] [JOB]",
-        description="Show what the ranks of a running job do, on all hosts. ? shows the keys.",
-        formatter_class=HelpFormatter,
+    parser = ToolParser(
+        COMMAND.name,
+        "[OPTIONS] [JOB]",
+        "Show what the ranks of a running job do, on all hosts. ? shows the keys.",
     )
     parser.add_argument(
         "job", metavar="JOB", nargs="?", default="", help="pid of the job, as dsl-ps shows it"
     )
     parser.add_argument(
-        "-d", "--delay", metavar="SECONDS", type=float, default=REFRESH_S, help="time between two looks (2)"
+        "-d", "--delay", metavar="SECONDS", type=float, default=REFRESH_S, help="time between two looks"
     )
     parser.add_argument("--once", action="store_true", help="print one table, as without a terminal")
-    parser.add_argument(
-        "--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit"
-    )
     return parser
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 
-from dsl import __version__
 from dsl.cli.command import Command
 from dsl.errors import UsageError
 from dsl.lists import quote
@@ -54,15 +53,13 @@ def wait(job: BackgroundJob, command: Command) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the options."""
-    from dsl.cli.parser import HelpFormatter
+    from dsl.cli.help import ToolParser
 
-    parser = argparse.ArgumentParser(
-        prog=COMMAND.name,
-        usage="%(prog)s [OPTIONS] [JOB ...]",
-        description="Wait for jobs that dsl --detach has started, and end with their exit code.",
-        formatter_class=HelpFormatter,
+    parser = ToolParser(
+        COMMAND.name,
+        "[OPTIONS] [JOB ...]",
+        "Wait for jobs that dsl --detach has started, and end with their exit code.",
     )
     add = parser.add_argument
     add("jobs", metavar="JOB", nargs="*", help=JOB_HELP)
-    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     return parser

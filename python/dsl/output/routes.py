@@ -33,7 +33,7 @@ class Shown:
     world_size: int
     """Number of workers of the job."""
     environ: Mapping[str, str]
-    """``NO_COLOR``, ``TERM`` and the prefix template are read from it."""
+    """``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and the prefix template are read from it."""
     role: str = "default"
     """What a prefix template calls the workers."""
     host: str = ""
@@ -246,7 +246,7 @@ def _tee_prefixes(request: OutputRequest, shown: Shown) -> tuple[str, ...]:
 
 
 def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: bool) -> tuple[str, ...]:
-    """``plain``: without colours, as lines also go to files. A stderr that is no terminal has none either."""
+    """``plain``: without colours, as lines also go to files."""
     ranks, environ = shown.ranks, shown.environ
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
@@ -267,8 +267,7 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
         )
     width = len(str(shown.world_size - 1 if console.is_relayed else max(ranks)))
     texts = [f"[rank {rank:{width}}]" for rank in ranks]
-    plain = plain or not on_terminal or console.stderr == "other"
-    if plain or environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
+    if plain or not may_colour(environ, is_terminal=on_terminal and console.stderr != "other"):
         return tuple([f"{text} " for text in texts])
     return tuple(
         [
@@ -276,6 +275,13 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
             for rank, text in zip(ranks, texts, strict=True)
         ]
     )
+
+
+def may_colour(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Whether text for the user has colours: on a terminal, and with ``FORCE_COLOR`` anywhere."""
+    if environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (is_terminal and environ.get("TERM", "dumb") != "dumb")
 
 
 def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:

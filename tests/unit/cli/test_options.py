@@ -127,7 +127,9 @@ def test_bad_usage_is_two_lines_and_exit_code_2(
     assert message in error
 
 
-@pytest.mark.parametrize("columns, width", [("60", 60), ("200", 200), ("nonsense", 80), ("1", 80)])
+@pytest.mark.parametrize(
+    "columns, width", [("60", 60), ("96", 96), ("200", 100), ("nonsense", 80), ("1", 80)]
+)
 def test_help_names_every_option_and_fits_the_terminal(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

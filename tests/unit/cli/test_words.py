@@ -26,6 +26,7 @@ OWN_WORDS = {
     *(
         "cli/options_deepspeed.py",
         "cli/deepspeed.py",
+        "cli/help.py",
         "cli/hints.py",
         "plan/elastic.py",
         "elasticity/sizes.py",

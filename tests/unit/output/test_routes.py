@@ -198,6 +198,10 @@ COLOUR = {"TERM": "xterm"}
         (Console("other", "terminal"), COLOUR, "auto", False, False),
         (PIPE, COLOUR, "auto", False, False),
         (PIPE, COLOUR, "always", True, False),
+        (PIPE, {"FORCE_COLOR": "1"}, "always", True, True),
+        (TERMINAL, {"FORCE_COLOR": "1", "TERM": "dumb"}, "auto", True, True),
+        (TERMINAL, {"FORCE_COLOR": ""}, "auto", True, False),
+        (PIPE, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, "always", True, False),
     ],
 )
 def test_when_lines_have_a_tag_and_a_colour(

@@ -1,0 +1,190 @@
+"""Help of all commands: as wide as the terminal, with colours there, and in a pager if it is long."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+
+from dsl import __version__
+from dsl.cli.options import DEEPSPEED, TORCHRUN, dashed
+from dsl.output.routes import may_colour
+from dsl.report.speak import show_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, NoReturn
+
+MOST_COLUMNS = 100
+"""Longer lines are hard to read, however wide the terminal is."""
+
+MORE = "https://github.com/dsl-project/dsl/blob/main/docs/cli.md"
+
+EXAMPLES = {
+    DEEPSPEED: (
+        ("train.py --lr 1e-3", "a worker for each device of this machine"),
+        ("--num_gpus 2 train.py", "two workers"),
+        ("--hostfile hosts train.py", "workers on each host of the file"),
+    ),
+    TORCHRUN: (
+        ("--nproc-per-node 4 train.py --lr 1e-3", "four workers"),
+        ("--nproc-per-node gpu train.py", "one for each GPU"),
+        ("--nnodes 2 --node-rank 0 --master-addr n0 train.py", "node 0 of 2"),
+    ),
+}
+"""Example arguments of each command, and what they start."""
+
+_ALSO_BRIEF = ("module", "max_restarts", "log_dir", "bind", "start_method", "strict", "dry_run")
+BRIEF = {
+    DEEPSPEED: ("num_gpus", "include", "hostfile", "num_nodes", "no_python", *_ALSO_BRIEF),
+    TORCHRUN: ("nproc_per_node", "nnodes", "node_rank", "master_addr", "no_python", *_ALSO_BRIEF),
+}
+"""The values whose options stand in the short help, which fits on one screen."""
+
+HEADING, NAME, END = "\x1b[1m", "\x1b[36m", "\x1b[0m"
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help with defaults, as wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        # Without a width argparse imports shutil for it, each time an option is added.
+        super().__init__(prog, max_help_position=32, width=_terminal_size()[0])
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # Help shows one spelling of each name, and the value once.
+        shown = without_sisters(action.option_strings)
+        if not shown or action.nargs == 0:
+            return ", ".join(shown) if shown else super()._format_action_invocation(action)
+        if action.nargs == "?":
+            return f"{', '.join(shown)}[={action.metavar}]"
+        return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
+        return f"{text} (default: %(default)s)" if shown and "(default: " not in text else text
+
+
+class HelpParser(argparse.ArgumentParser):
+    """A parser with ``--help`` and ``--version``, whose help has colours and a pager on a terminal."""
+
+    def __init__(self, prog: str, words: str, description: str, epilog: str = "", **more: Any) -> None:
+        """``words``: what follows the name of the command in its usage."""
+        super().__init__(
+            prog=prog, usage=f"%(prog)s {words}", description=description, epilog=epilog or None,
+            formatter_class=HelpFormatter, add_help=False, **more,
+        )  # fmt: skip
+        self.color = False  # from Python 3.14 on, argparse has colours of its own
+
+    def add_standard(self, *help_names: str, text: str = "show this help, and exit") -> None:
+        """Add the options that every command has. ``help_names`` show the whole help."""
+        self.add_argument(*help_names, action="help", help=text)
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"%(prog)s {__version__}",
+            help="show the version, and exit",
+        )
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002  the signature is argparse's
+        """Show the whole help on stdout."""
+        show_help(self.format_help())
+
+
+class ToolParser(HelpParser):
+    """The parser of a command that starts no job."""
+
+    def __init__(self, prog: str, words: str, description: str, epilog: str = "", **more: Any) -> None:
+        """As `HelpParser`; also adds the options that every command has."""
+        super().__init__(prog, words, description, epilog, **more)
+        self.add_standard("-h", "--help")
+
+    def error(self, message: str) -> NoReturn:
+        """End with 2 and one line. For an unknown option, the line names a similar one."""
+        subject, _, rest = message.partition(": ")
+        if subject == "unrecognized arguments":
+            from difflib import get_close_matches
+
+            word = rest.split()[0].partition("=")[0]
+            near = get_close_matches(word, self._option_string_actions, 1) if word[:1] == "-" else []
+            message += f", did you mean {near[0]}?" if near else f", see {self.prog} --help"
+        super().error(message)
+
+
+def valued_options(parser: argparse.ArgumentParser) -> list[str]:
+    """The spellings of the options whose value may be the next word."""
+    return [name for one in parser._actions for name in one.option_strings if one.nargs is None]  # noqa: SLF001
+
+
+def in_columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Lines of two columns."""
+    width = max(len(left) for left, _ in rows)
+    return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
+
+
+def without_sisters(names: Iterable[str]) -> list[str]:
+    """The first spelling of each name, with dashes or with underscores."""
+    return list({dashed(name): name for name in reversed(list(names))}.values())[::-1]
+
+
+def brief_row(option: argparse.Action) -> tuple[str, str]:
+    """An option in the short help: one spelling, and its text up to the first semicolon."""
+    name = next(name for name in option.option_strings if name.startswith("--"))
+    words = "|".join(option.choices or ())
+    word = str(option.metavar).partition("|")[0] if option.metavar else words if len(words) < 12 else "WORD"
+    text = (option.help or "").partition(";")[0].partition(" (default")[0]
+    return name if option.nargs == 0 else f"{name} {word}", text
+
+
+def show_help(text: str) -> None:
+    """Print help. On a terminal it has colours, and a pager shows it if it is longer than the screen."""
+    text = text.rstrip("\n")
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if may_colour(os.environ, is_terminal=is_terminal):
+        text = _coloured(text)
+    is_long = is_terminal and text.count("\n") + 1 >= _terminal_size()[1]
+    if not (is_long and os.environ.get("TERM", "dumb") != "dumb" and _page(text)):
+        show_text(text)
+
+
+def _coloured(text: str) -> str:
+    """Headings and the names of options in colour."""
+    text = re.sub(r"^(usage:|\S.*:$)", rf"{HEADING}\1{END}", text, flags=re.MULTILINE)
+    # A row begins with its options; two blanks end them.
+    rows = re.compile(r"^  -\S*(?: \S+)*", re.MULTILINE)
+    names = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+    return rows.sub(lambda row: names.sub(lambda name: f"{NAME}{name[0]}{END}", row[0]), text)
+
+
+def _page(text: str) -> bool:
+    """Show text in the user's pager. False: there is none."""
+    import shlex
+    import signal
+    import subprocess
+
+    try:
+        words = shlex.split(os.environ.get("PAGER", "less"))
+        # As git does: leave the text on the screen, show colours, and end if the text fits.
+        pager = subprocess.Popen(words, stdin=subprocess.PIPE, env={"LESS": "FRX", "LV": "-c", **os.environ})
+    except (OSError, ValueError, IndexError):
+        return False
+    handled = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+    pager.communicate(text.encode(errors="backslashreplace") + b"\n")
+    signal.signal(signal.SIGINT, handled)
+    return True
+
+
+def _terminal_size() -> tuple[int, int]:
+    """Columns for a text, and lines."""
+    try:
+        columns, lines = os.get_terminal_size()
+    except (ValueError, OSError):
+        columns, lines = 80, 24
+    try:
+        columns = int(os.environ.get("COLUMNS", "0")) or columns
+    except ValueError:
+        columns = 80
+    return max(min(columns, MOST_COLUMNS) - 2, 40), lines
