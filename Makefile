@@ -88,9 +88,10 @@ stubtest: ## compare the extension's stub with the built extension
 	$(RUN) python -m mypy.stubtest dsl._core --mypy-config-file pyproject.toml
 
 .PHONY: docs
-docs: ## write docs/api.md and the tables of docs/troubleshooting.md anew; check the documents; build the site into target/site
+docs: ## write the pages, man pages and completion that are made from code; check the documents; build the site into target/site
 	$(RUN) python scripts/api_docs.py
 	$(RUN) python scripts/messages.py
+	$(RUN) python scripts/command_files.py
 	$(RUN) python scripts/check_docs.py
 	$(SITE) build --quiet
 

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import api_docs  # beside this script
+import command_files  # as above
 import guarantees  # as above
 import messages  # as above
 import word_list  # as above
@@ -124,7 +125,7 @@ def main() -> None:
     problems = (
         [line for file in files for line in broken_links(file)] + faults_of_guarantees() + faults_of_words()
     )
-    problems += api_docs.problems() + messages.problems()
+    problems += api_docs.problems() + messages.problems() + command_files.problems()
     print(
         "\n".join(problems)
         if problems

@@ -36,6 +36,7 @@ VENV = Path(os.environ.get("DSL_VENV", ROOT / ".venv")).absolute()
 STAMP = VENV / "dsl-setup.json"
 SOURCES = ("Cargo.toml", "Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python", "rust")
 BUILT = (".so", ".pyc")
+BASH_COMPLETION = "/usr/share/bash-completion/bash_completion"
 
 
 def say(text: str) -> None:
@@ -105,6 +106,19 @@ def usable_home() -> None:
         own.mkdir(exist_ok=True)
         say(f"HOME={home} is no directory to write to, using {own}")
         os.environ["HOME"] = str(own)
+
+
+def install_shells() -> None:
+    """The shells whose completion is tested, and what judges man pages. Tests that lack them say so."""
+    missing = [name for name in ("zsh", "fish", "mandoc") if shutil.which(name) is None]
+    if not os.path.exists(BASH_COMPLETION):
+        missing.append("bash-completion")
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        say(f"tests of completion and man pages will be skipped: they need {', '.join(missing)}")
+        return
+    install_debian_packages(*missing, needed_for="completion and man pages")
 
 
 def upgrade_pip(python: str) -> None:
@@ -270,6 +284,7 @@ def set_up(wanted: argparse.Namespace) -> dict[str, str]:
         done: dict[str, str] = json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
         if wanted.tests:
             install_groups(python, done)
+            install_shells()
         if wanted.release:
             install_tools(python, "release", "the release tools (zig among them, 100 MB)", done)
         if wanted.docs or wanted.site:

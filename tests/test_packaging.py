@@ -73,7 +73,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert {"dsl/_core.pyi", "dsl/cli/deepspeed.py"} <= sources
     scripts = {f"dsl-{dsl.__version__}.data/scripts/{name}" for name in (*COMMANDS, *TOOLS)}
-    assert shipped == sources | scripts | {"dsl/_core.abi3.so", "dsl/py.typed"}
+    data = ROOT / "python" / "dsl.data"
+    beside = {f"dsl-{dsl.__version__}.data/{path.relative_to(data).as_posix()}" for path in installed_files()}
+    assert shipped == sources | scripts | beside | {"dsl/_core.abi3.so", "dsl/py.typed"}
+
+
+def installed_files() -> list[Path]:
+    """Man pages and completion scripts, in the checkout."""
+    found = [path for path in (ROOT / "python" / "dsl.data" / "data").rglob("*") if path.is_file()]
+    assert len(found) >= 3 * len((*COMMANDS, *TOOLS))
+    return found
 
 
 def test_the_wheel_brings_the_licence(metadata: Path) -> None:
@@ -171,3 +180,4 @@ def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
     assert crates <= names
     assert {"Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python/dsl/_core.pyi"} <= names
     assert {f"python/dsl.data/scripts/{command}" for command in (*COMMANDS, *TOOLS)} <= names
+    assert {path.relative_to(ROOT).as_posix() for path in installed_files()} <= names

@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dsl.cli.help import ToolParser
     from dsl.observe.job_folders import BackgroundJob
 
 COMMAND = Command("dsl-attach")
@@ -156,7 +157,7 @@ def _detach(signum: int, _frame: object) -> None:
     raise Detached(signum)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options."""
     from dsl.cli.help import ToolParser
 

@@ -48,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if argv[:1] == ["--completion"]:
+        from dsl.cli.completion import reply
+
+        if reply(argv[1:]):
+            return 0
     request, options = read(argv, os.environ)
     program = request.program
     stray = COMMAND.stray_flags(argv, program.script, program.args, COMMAND_LINE.slips)

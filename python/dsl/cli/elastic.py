@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from dsl.cli.help import ToolParser
+
 COMMAND = Command("dsl-elastic")
 FRAME = "-" * 42
 
@@ -80,7 +82,7 @@ def elastic_lines(config: Mapping[str, Any], world_size: int) -> list[str]:
     return [*lines, f"micro_batch_size .... {answer[2]}"] if size else lines
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options."""
     from dsl.cli.help import ToolParser
 

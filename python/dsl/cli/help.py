@@ -43,6 +43,12 @@ BRIEF = {
 }
 """The values whose options stand in the short help, which fits on one screen."""
 
+EXIT_CODES = (
+    "The exit code is 0 if every worker has ended with 0; else that of the worker that failed first, 128 + N "
+    "for signal N; 127 or 126 if the program cannot be executed; 2 for bad usage; 130 or 143 if you have "
+    "interrupted or terminated the job."
+)
+
 HEADING, NAME, END = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
@@ -67,6 +73,10 @@ class HelpFormatter(argparse.HelpFormatter):
         shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
         return f"{text} (default: %(default)s)" if shown and "(default: " not in text else text
 
+    def describe(self, option: argparse.Action) -> tuple[str, str]:
+        """An option with its value, and what it is for."""
+        return self._format_action_invocation(option), " ".join(self._expand_help(option).split())
+
 
 class HelpParser(argparse.ArgumentParser):
     """A parser with ``--help`` and ``--version``, whose help has colours and a pager on a terminal."""
@@ -88,6 +98,22 @@ class HelpParser(argparse.ArgumentParser):
             version=f"%(prog)s {__version__}",
             help="show the version, and exit",
         )
+
+    def option_groups(self) -> dict[str, list[argparse.Action]]:
+        """The options that the help shows, by the titles of their groups."""
+        found = {}
+        for group in self._action_groups:
+            options = [one for one in group._group_actions if one.option_strings]  # noqa: SLF001  it has no other
+            found[str(group.title)] = [one for one in options if one.help != argparse.SUPPRESS]
+        return {title: options for title, options in found.items() if options}
+
+    def operand(self) -> str:
+        """What the help calls the first word that is no option; empty: there is no such word."""
+        return next((str(one.metavar) for one in self._actions if not one.option_strings), "")
+
+    def valued(self) -> list[str]:
+        """The spellings of the options whose value may be the next word."""
+        return [name for one in self._actions if one.nargs is None for name in one.option_strings]
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002  the signature is argparse's
         """Show the whole help on stdout."""
@@ -112,11 +138,6 @@ class ToolParser(HelpParser):
             near = get_close_matches(word, self._option_string_actions, 1) if word[:1] == "-" else []
             message += f", did you mean {near[0]}?" if near else f", see {self.prog} --help"
         super().error(message)
-
-
-def valued_options(parser: argparse.ArgumentParser) -> list[str]:
-    """The spellings of the options whose value may be the next word."""
-    return [name for one in parser._actions for name in one.option_strings if one.nargs is None]  # noqa: SLF001
 
 
 def in_columns(rows: Sequence[tuple[str, str]]) -> str:

@@ -8,6 +8,7 @@ import sys
 from dsl.cli.help import (
     BRIEF,
     EXAMPLES,
+    EXIT_CODES,
     MORE,
     HelpParser,
     brief_row,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dsl.cli.options import CommandLine, Option
 
 
+SHELLS = ("bash", "zsh", "fish")
+"""The shells that can complete our commands."""
 MOST_TOLD = 5
 """Most unknown options that an error message lists."""
 
@@ -45,6 +48,19 @@ class _BriefAction(argparse.Action):
         parser.exit()
 
 
+class _CompletionAction(argparse.Action):
+    """Refuse the option: a command line that has it alone never gets here."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002  the signature is argparse's
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002  as above
+    ) -> None:
+        parser.error(f"--completion stands alone, as in {parser.prog} --completion {values}")
+
+
 _UNSAID = object()
 """Stands for the value of an option that the command line does not have."""
 
@@ -57,11 +73,12 @@ class Parser(HelpParser):
 
     def __init__(self, line: CommandLine, environ: Mapping[str, str] | None = None) -> None:
         """``environ`` may have defaults of options. They are read only if the command line has none."""
-        super().__init__(line.program, "[OPTIONS] SCRIPT [ARGUMENTS]", line.description)
+        super().__init__(line.program, "[OPTIONS] SCRIPT [ARGUMENTS]", line.description, EXIT_CODES)
         self._whole: set[str] = set()
         """Spellings that cannot be shortened, so that abbreviations of others stay unambiguous."""
         self._texts = {option.dest for option in line.options if option.is_text}
-        self._origin = line.origin
+        self.origin = line.origin
+        """The tool that the command replaces."""
         self._rest = line.rest
         for title, options in line.groups.items():
             group = self.add_argument_group(title)
@@ -74,7 +91,11 @@ class Parser(HelpParser):
             help="show what most jobs need, and exit",
         )  # fmt: skip
         self.add_standard("--help", text="show all options, and exit")
-        self._whole.add("--version")
+        self.add_argument(
+            "--completion", action=_CompletionAction, dest="help", default=argparse.SUPPRESS,
+            choices=SHELLS, help="show the script by which a shell completes all commands of dsl, and exit",
+        )  # fmt: skip
+        self._whole.update(("--version", "--completion"))
         self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
         action = self.add_argument(
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
@@ -89,14 +110,14 @@ class Parser(HelpParser):
     def format_brief(self) -> str:
         """Help for one screen."""
         chosen = {action.dest: action for action in self._actions}
-        options = in_columns([brief_row(chosen[dest]) for dest in BRIEF[self._origin]])
+        options = in_columns([brief_row(chosen[dest]) for dest in BRIEF[self.origin]])
         return (
             f"{self.format_usage()}\n{self.description}\n\n{self._format_examples()}\n{options}\n"
             f"{self.prog} --help shows all options, and more is at\n{MORE}\n"
         )
 
     def _format_examples(self) -> str:
-        return in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self._origin]])
+        return in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self.origin]])
 
     def option(self, name: str) -> argparse.Action:
         """The option with that spelling."""
@@ -169,7 +190,7 @@ class Parser(HelpParser):
     def _hint(self, word: str) -> str:
         from dsl.cli.hints import hint
 
-        return hint(word.partition("=")[0], self._origin, self._option_string_actions)
+        return hint(word.partition("=")[0], self.origin, self._option_string_actions)
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse up to the script, and keep the words after it unchanged. Exits with 2 for bad usage.

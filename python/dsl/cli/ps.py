@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from dsl.cli.help import ToolParser
     from dsl.model.observation import JobView
 
 COMMAND = Command("dsl-ps")
@@ -42,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options."""
     from dsl.cli.help import ToolParser
 

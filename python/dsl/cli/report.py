@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dsl.cli.help import ToolParser
+
 COMMAND = Command("dsl-report")
 
 
@@ -67,7 +69,7 @@ def _write(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options. It accepts and ignores ds_report's options about operators: dsl has none."""
     from dsl.cli.help import ToolParser
 

@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dsl.cli.help import ToolParser
     from dsl.facts import Facts
 
 COMMAND = Command("dsl-ssh")
@@ -75,11 +76,9 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
         raise
 
 
-def split_command(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+def split_command(argv: Sequence[str], parser: ToolParser) -> tuple[list[str], list[str]]:
     """Split the words: first our options and their values, then the command."""
-    from dsl.cli.help import valued_options
-
-    valued = valued_options(parser)
+    valued = parser.valued()
     index = 0
     while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):
         index += 2 if argv[index] in valued else 1
@@ -87,7 +86,7 @@ def split_command(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple
     return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options; the command has to be split off before."""
     from dsl.cli.help import ToolParser
 

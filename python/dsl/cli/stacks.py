@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dsl.cli.help import ToolParser
+
 COMMAND = Command("dsl-stacks")
 SCHEMA = 1
 """Raised when a key of the JSON is removed or changes its meaning; new keys may come at any time."""
@@ -50,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options."""
     from dsl.cli.help import ToolParser
 

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dsl.cli.help import ToolParser
     from dsl.observe.jobs import RunningJob
 
 COMMAND = Command("dsl-top")
@@ -58,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     return TopApp(options.delay, chosen).run() or 0
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options."""
     from dsl.cli.help import ToolParser
 

@@ -51,6 +51,11 @@ def main(
 
 
 def _run(argv: Sequence[str], line: CommandLine) -> int:
+    if argv[:1] == ["--completion"]:
+        from dsl.cli.completion import reply
+
+        if reply(argv[1:]):
+            return 0
     try:
         request, options = read(argv, os.environ, line)
         asked = request.program

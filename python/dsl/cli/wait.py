@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from dsl.cli.command import Command
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
+    from dsl.cli.help import ToolParser
     from dsl.observe.job_folders import BackgroundJob
 
 COMMAND = Command("dsl-wait")
@@ -51,7 +51,7 @@ def wait(job: BackgroundJob, command: Command) -> int:
     return end.code
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ToolParser:
     """The parser of the options."""
     from dsl.cli.help import ToolParser
 
@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         COMMAND.name,
         "[OPTIONS] [JOB ...]",
         "Wait for jobs that dsl --detach has started, and end with their exit code.",
+        "The exit code is the first that is not 0, in the order of the jobs; 2 if there is no such job.",
     )
     add = parser.add_argument
     add("jobs", metavar="JOB", nargs="*", help=JOB_HELP)

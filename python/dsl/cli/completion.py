@@ -1,0 +1,132 @@
+"""What ``dsl --completion`` prints: the script of a shell, and the answers that such a script asks for."""
+
+from __future__ import annotations
+
+import re
+
+from dsl.cli.completion_scripts import ASKED, WRITERS
+from dsl.cli.parser import SHELLS, Parser
+from dsl.errors import DslError
+from dsl.model.request import DEFAULT_HOSTFILE
+from dsl.observe.job_folders import JobFolders
+from dsl.observe.jobs import running_jobs
+from dsl.plan.hosts import read_hostfile
+from dsl.printable import printable
+from dsl.resources.allocation import find_allocation
+from dsl.signals import JOB_CONTROL, SIGNALS, UNTAKEABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dsl.cli.help import HelpParser
+    from dsl.facts import Facts
+
+MOST_SLOTS = 64
+"""So many slots of a host are offered at most."""
+PLAIN = re.compile(r"[\w.:@,-]+")
+"""What may get onto a command line: a shell reads it as it is."""
+
+
+def parsers() -> list[HelpParser]:
+    """The parsers of all commands."""
+    from dsl.cli import attach, elastic, options_deepspeed, options_torch, ps, report, ssh, stacks, top, wait
+
+    lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
+    tools = [ps, top, stacks, attach, wait, report, ssh, elastic]
+    return [*map(Parser, lines), *[one.make_parser() for one in tools]]
+
+
+def answer(kind: str, command: str, word: str, hostfile: str, facts: Facts) -> list[str]:
+    """What may stand in place of a word: lines of a whole word, and a tab with its description behind.
+
+    ``kind``: one of `ASKED`. ``hostfile``: the one that the command line names, or empty. What cannot be
+    found out is left out.
+    """
+    found: Iterable[tuple[str, str]] = ()
+    try:
+        if kind == "FILTER":
+            found = filters(word, _pool(hostfile, facts))
+        elif kind == "JOB":
+            found = _jobs(facts.environ, with_ended=command in ("dsl-wait", "dsl-attach"))
+        elif kind in ASKED:
+            found = signals(word if kind.endswith(",...") else "")
+    except (DslError, OSError):
+        return []
+    return [
+        f"{one}\t{' '.join(printable(text).split())[:100]}"
+        for one, text in found
+        if one.startswith(word) and PLAIN.fullmatch(one)
+    ]
+
+
+def filters(word: str, pool: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """How a filter may go on. ``pool``: hosts with their numbers of slots."""
+    before, at, last = word.rpartition("@")
+    host, colon, slots = last.partition(":")
+    if colon:
+        done, comma, _ = slots.rpartition(",")
+        free = [str(slot) for slot in range(min(pool.get(host, 0), MOST_SLOTS))]
+        for slot in free:
+            if slot not in done.split(","):
+                yield f"{before}{at}{host}:{done}{comma}{slot}", f"slot of {host}"
+        return
+    taken = [one.partition(":")[0] for one in before.split("@")]
+    for name, count in pool.items():
+        if name not in taken:
+            yield f"{before}{at}{name}", f"{count} slots"
+
+
+def signals(word: str) -> Iterator[tuple[str, str]]:
+    """Signals that a job can handle, behind those that a list has already."""
+    done, comma, _ = word.rpartition(",")
+    for number, name in SIGNALS.items():
+        if number not in (*UNTAKEABLE, *JOB_CONTROL) and name not in done.split(","):
+            yield f"{done}{comma}{name}", f"signal {number}"
+
+
+def _pool(hostfile: str, facts: Facts) -> Mapping[str, int]:
+    """The hosts that a filter may name. Raises DslError: they cannot be found out."""
+    import os
+
+    path = os.path.expanduser(hostfile) if hostfile else DEFAULT_HOSTFILE
+    pool = read_hostfile(path, facts.files.read_text)
+    if pool is None and not hostfile:
+        allocation = find_allocation(facts.environ, facts.files.read_text)
+        pool = None if allocation is None else dict(allocation.hosts)
+    if pool is not None or hostfile:
+        return pool or {}
+    from dsl.devices.slots import find_devices
+
+    return {"localhost": len(find_devices(facts.environ, facts.devices, facts.cpus).slots)}
+
+
+def _jobs(environ: Mapping[str, str], *, with_ended: bool) -> Iterator[tuple[str, str]]:
+    """The jobs of this user, each once; ``with_ended``: also those that ran in the background."""
+    seen = set()
+    for job in running_jobs():
+        seen.add(job.view.pid)
+        yield str(job.view.pid), " ".join(job.view.words)
+        job.close()
+    for kept in JobFolders(environ).jobs() if with_ended else ():
+        if kept.pid not in seen:
+            seen.add(kept.pid)
+            yield str(kept.pid), " ".join(kept.begun.words)
+
+
+def reply(words: Sequence[str]) -> bool:
+    """Print what follows from the words behind ``--completion``; false: they are not for us.
+
+    Users write the name of a shell and get its script, scripts write ``KIND COMMAND WORD HOSTFILE``.
+    """
+    from dsl.facts import this_machine
+    from dsl.report.speak import show_text
+
+    if len(words) == 1 and words[0] in SHELLS:
+        show_text(WRITERS[words[0]](parsers()).rstrip("\n"))
+    elif len(words) == 4 and words[0] in ASKED:
+        kind, command, word, hostfile = words
+        show_text("\n".join(answer(kind, command, word, hostfile, this_machine())))
+    else:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""Write what the wheel installs beside the commands: completion scripts and man pages, from their options.
+
+scripts/command_files.py           write them
+scripts/command_files.py --check   end with 1 if they are not what would be written
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsl.cli.completion import parsers
+from dsl.cli.completion_scripts import bash, fish, zsh
+from dsl.cli.help import EXAMPLES, MORE, HelpFormatter
+from dsl.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dsl.cli.help import HelpParser
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARE = ROOT / "python" / "dsl.data" / "data" / "share"
+
+
+DATE = "2026-11-24"
+"""Of the last change to what is the same in all pages."""
+
+VARIABLES = (
+    ("NO_COLOR", "If it is set and not empty, nothing has colours."),
+    ("FORCE_COLOR", "If it is set and not empty, there are colours even where there is no terminal."),
+    ("PAGER", "Shows a help that is longer than the terminal; less(1) if it is not set."),
+)
+
+
+def files() -> dict[Path, str]:
+    """All files with their texts. The shells look for a file with the name of each command."""
+    commands = parsers()
+    found = {
+        SHARE / "bash-completion/completions/dsl": bash(commands),
+        SHARE / "fish/vendor_completions.d/dsl.fish": fish(commands),
+        SHARE / "zsh/site-functions/_dsl": zsh(commands),
+    }
+    for parser in commands:
+        name = parser.prog
+        found.setdefault(SHARE / "bash-completion/completions" / name, '. "${BASH_SOURCE[0]%/*}/dsl"\n')
+        found.setdefault(
+            SHARE / "fish/vendor_completions.d" / f"{name}.fish", "source (status dirname)/dsl.fish\n"
+        )
+        found[SHARE / "man/man1" / f"{name}.1"] = man_page(parser, [one.prog for one in commands])
+    return found
+
+
+def man_page(parser: HelpParser, commands: Sequence[str]) -> str:
+    """The man page of a command. ``commands``: the names of all commands."""
+    return "\n".join(_lines(parser, commands)) + "\n"
+
+
+def _lines(parser: HelpParser, commands: Sequence[str]) -> Iterator[str]:
+    name, about = parser.prog, str(parser.description)
+    yield f'.TH {_word(name.upper())} 1 {DATE} "dsl" "User Commands"'
+    yield ".SH NAME"
+    first = about.partition(". ")[0]
+    yield f"{_word(name)} \\- {_word(first[:1].lower() + first[1:].rstrip('.'))}"
+    yield ".SH SYNOPSIS"
+    yield f".B {_word(name)}"
+    yield _text(str(parser.usage).removeprefix("%(prog)s "))
+    yield ".SH DESCRIPTION"
+    yield _text(about)
+    if parser.epilog:
+        yield ".PP"
+        yield _text(parser.epilog)
+    yield from _options(parser)
+    if isinstance(parser, Parser):
+        yield ".SH EXAMPLES"
+        for words, text in EXAMPLES[parser.origin]:
+            yield from (".TP", f".B {_word(f'{name} {words}')}", _text(f"{text[:1].upper()}{text[1:]}."))
+    yield ".SH ENVIRONMENT"
+    for variable, text in VARIABLES:
+        yield from (".TP", f".B {_word(variable)}", _text(text))
+    yield ".SH SEE ALSO"
+    others = [one for one in commands if one != name]
+    yield from (f".BR {_word(one)} (1)," for one in others[:-1])
+    yield f".BR {_word(others[-1])} (1)"
+    yield ".PP"
+    yield _text(MORE)
+
+
+def _options(parser: HelpParser) -> Iterator[str]:
+    formatter = HelpFormatter(parser.prog)
+    yield ".SH OPTIONS"
+    for title, options in parser.option_groups().items():
+        if title != "options":
+            yield f'.SS "{_word(title.capitalize())}"'
+        for option in options:
+            names, text = formatter.describe(option)
+            yield from (".TP", f".B {_word(names)}", _text(f"{text[:1].upper()}{text[1:]}."))
+
+
+def _word(text: str) -> str:
+    """Text with dashes that stay dashes when they are copied."""
+    return text.replace("\\", "\\e").replace("-", "\\-")
+
+
+def _text(text: str) -> str:
+    """Lines that no macro is read from."""
+    lines = textwrap.wrap(_word(text), 78, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"\\&{line}" if line[:1] in ".'" else line for line in lines)
+
+
+def problems() -> list[str]:
+    """One line for each file that is not what would be written."""
+    wanted = files()
+    here = {path for path in SHARE.rglob("*") if path.is_file()}
+    wrong = [path for path in sorted(here | wanted.keys()) if not _is_right(path, wanted.get(path))]
+    return [f"{path.relative_to(ROOT)} is not what the options say: run make docs" for path in wrong]
+
+
+def _is_right(path: Path, text: str | None) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def main() -> None:
+    """Write the files, or compare them."""
+    if "--check" in sys.argv[1:]:
+        found = problems()
+        print("\n".join(found) or f"{SHARE.relative_to(ROOT)} is up to date")
+        sys.exit(bool(found))
+    for path in set(SHARE.rglob("*")) - files().keys():
+        if path.is_file():
+            path.unlink()
+    for path, text in files().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
