@@ -115,17 +115,19 @@ def _jobs(environ: Mapping[str, str], *, with_ended: bool) -> Iterator[tuple[str
 
 
 def reply(words: Sequence[str]) -> bool:
-    """Print what follows from the words behind ``--completion``; false: they are not for us.
+    """Print what a command line that begins with ``--completion`` asks for; false: it is a mistake.
 
-    Users write the name of a shell and get its script, scripts write ``KIND COMMAND WORD HOSTFILE``.
+    Users name a shell and get its script. The scripts write ``--completion KIND COMMAND WORD HOSTFILE``.
     """
     from dsl.facts import this_machine
     from dsl.report.speak import show_text
 
-    if len(words) == 1 and words[0] in SHELLS:
-        show_text(WRITERS[words[0]](parsers()).rstrip("\n"))
-    elif len(words) == 4 and words[0] in ASKED:
-        kind, command, word, hostfile = words
+    option, equals, shell = words[0].partition("=")
+    shell = shell if equals else "".join(words[1:2])
+    if option == "--completion" and len(words) == (1 if equals else 2) and shell in SHELLS:
+        show_text(WRITERS[shell](parsers()).rstrip("\n"))
+    elif option == "--completion" and len(words) == 5 and words[1] in ASKED:
+        kind, command, word, hostfile = words[1:]
         show_text("\n".join(answer(kind, command, word, hostfile, this_machine())))
     else:
         return False

@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    if argv[:1] == ["--completion"]:
+    if argv and argv[0].startswith("--completion"):
         from dsl.cli.completion import reply
 
-        if reply(argv[1:]):
+        if reply(argv):
             return 0
     request, options = read(argv, os.environ)
     program = request.program

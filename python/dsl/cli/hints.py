@@ -58,6 +58,7 @@ OTHERS = {
     "main_process_ip": ("--master_addr", "--master-addr"),
     "main_process_port": ("--master_port", "--master-port"),
     **dict.fromkeys(("-v", "verbose"), ("--log_level debug", "--log-level debug")),
+    "-V": ("--version", "--version"),
     "-m": ("--module", "--module"),
     "restarts": ("--max-restarts", "--max-restarts"),
 }

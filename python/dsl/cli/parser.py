@@ -101,6 +101,8 @@ class Parser(HelpParser):
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
         )
         action.required = False
+        self._unknown: list[str] = []
+        """The unknown options of the last command line."""
         self._line, self._environ = line, environ or {}
         self._inherited: dict[str, str] = {}
         """Values of the last command line that are from the environment, each with its variable."""
@@ -171,6 +173,9 @@ class Parser(HelpParser):
         """End with 2 and one line. For an unknown option, it names the one you probably mean."""
         subject, _, rest = message.partition(": ")
         names = subject.removeprefix("argument ")
+        if rest == "SCRIPT":  # it is missing
+            subject = "unrecognized arguments" if self._unknown else subject
+            rest = " ".join(self._unknown) or f"{rest}, see {self.prog} -h"
         if subject == "unrecognized arguments":
             rest = self._advise(rest.split())
         elif names != subject:
@@ -202,9 +207,10 @@ class Parser(HelpParser):
             what = f"the following arguments are required: SCRIPT, see {self.prog} -h"
             self.exit(2, f"{self._format_examples()}{self.prog}: error: {what}\n")
         own, rest = self._split(argv)
+        self._unknown = self._find_unknown(argv)
         namespace, unknown = self.parse_known_args(own)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(self._find_unknown(argv) or unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(self._unknown or unknown)}")
         follows = rest[1:] if rest[:1] == ["--"] and "--" not in own else rest
         setattr(namespace, self._rest, follows)
         return namespace

@@ -51,9 +51,9 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
     parser = make_parser()
     own, words = split_command(argv, parser)
     options = parser.parse_args(own)
-    hosts = choose_hosts(options, facts)
     if not words:
         raise OptionError("no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]")
+    hosts = choose_hosts(options, facts)
     if not find_executable(SSH, facts.environ):
         raise LauncherError("ssh is not on PATH, install OpenSSH's client")
     commands = [ssh_command(host, words, options.ssh_port) for host in hosts]

@@ -51,10 +51,10 @@ def main(
 
 
 def _run(argv: Sequence[str], line: CommandLine) -> int:
-    if argv[:1] == ["--completion"]:
+    if argv and argv[0].startswith("--completion"):
         from dsl.cli.completion import reply
 
-        if reply(argv[1:]):
+        if reply(argv):
             return 0
     try:
         request, options = read(argv, os.environ, line)

@@ -26,6 +26,10 @@ NO_PYTHON = "--no-python"
 
 LARGEST_SCRIPT = 4 * 1024
 """Most bytes of a script that is compiled to find mistakes: Python compiles two to four in a microsecond."""
+MOST_SCRIPTS = 1000
+"""So many scripts of a directory are compared with one that does not exist."""
+NEAR = 0.8
+"""How much a name must be like another one to be meant instead, up to 1."""
 LARGEST_SHELL_SCRIPT = 256 * 1024
 """The same limit for a script that names a shell: the compiler stops early in it."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh", "fish"})
@@ -81,7 +85,7 @@ def _check_script(script: str, flavour: Flavour, folder: str) -> None:
                 f"script {script!r} is a directory without a __main__.py, name the script in it"
             )
     elif not os.path.exists(path):
-        raise ScriptError(f"script {script!r} does not exist{_script_hint(script, flavour)}")
+        raise ScriptError(f"script {script!r} does not exist{_script_hint(script, flavour, path)}")
     elif not os.access(path, os.R_OK):
         raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
 
@@ -215,13 +219,25 @@ def _may_move(spec: Any) -> bool:
     return any(word in text for word in _MOVES_MODULES)
 
 
-def _script_hint(script: str, flavour: Flavour) -> str:
+def _script_hint(script: str, flavour: Flavour, path: str) -> str:
+    from difflib import get_close_matches
     from shutil import which
 
     if script.startswith("-"):
         return f", options of {flavour.command} come before the script"
+    if script in ("help", "version"):
+        return f", did you mean {flavour.command} --{script}?"
+    if os.sep not in script and which(f"dsl-{script}"):
+        return f", did you mean the command dsl-{script}?"
     if os.sep not in script and which(script):
         return f", to run a program that is not Python give {flavour.spell(NO_PYTHON)}"
+    folder, name = os.path.split(path)
+    try:
+        scripts = [one for one in os.listdir(folder or os.curdir) if one.endswith(".py")][:MOST_SCRIPTS]
+    except OSError:
+        scripts = []
+    if near := get_close_matches(name, scripts, 1, NEAR):
+        return f", did you mean {os.path.join(os.path.dirname(script), near[0])!r}?"
     return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
 
 

@@ -53,6 +53,9 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
         ("dsl", f"--{'z' * 5000} t.py", "zzz, see dsl --help"),
         ("dslrun", "--hostfil h t.py", "--hostfil, dslrun has --nnodes"),
         ("dslrun", "--nproc_per_nod3 2 t.py", "--nproc_per_nod3, did you mean --nproc_per_node?"),
+        ("dsl", "-V", "-V, did you mean --version?"),
+        ("dsl", "--nmu_gpus=2", "unrecognized arguments: --nmu_gpus=2, did you mean --num_gpus?"),
+        ("dslrun", "--nnodes 2", "the following arguments are required: SCRIPT, see dslrun -h"),
         ("dsl", "-m t.py", "-m, did you mean --module?"),
         ("dsl", "-n 4 t.py", "-n, did you mean --num_gpus?"),
     ],
@@ -79,7 +82,7 @@ def test_every_option_that_only_the_sister_has_is_answered(
 
 @pytest.mark.parametrize("command", ["dslrun", "dsl"])
 def test_a_hint_names_what_there_is(command: str) -> None:
-    own = {name for names in NAMES[command] for name in names}
+    own = {name for names in NAMES[command] for name in names} | {"--version"}
     hints = INSTEAD[LINES[command].origin]
     texts = [*hints.values(), *[pair[command == "dslrun"] for pair in OTHERS.values()]]
     named = {word.strip(",") for text in texts for word in text.split() if word.startswith("--")}

@@ -202,7 +202,7 @@ def test_whatever_deepspeed_lets_one_shorten_can_be_shortened() -> None:
         ),
         (["--verbose", "t.py", "--num_nodez"], "--verbose, did you mean --log_level debug?\n"),
         (["--num-gpus", "x", "t.py"], "argument --num_gpus/--num_accelerators: invalid int value: 'x'"),
-        (["-q"], "the following arguments are required: SCRIPT\n"),
+        (["-q"], "the following arguments are required: SCRIPT, see dsl -h\n"),
     ],
 )
 def test_a_slip_is_one_line_that_helps(

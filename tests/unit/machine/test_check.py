@@ -60,6 +60,12 @@ def test_what_can_run_passes(folder: Path, request_: Program) -> None:
             ScriptError,
             "script 'nope.py' does not exist, check the path and the working directory",
         ),
+        (Program("script", "help"), ScriptError, "script 'help' does not exist, did you mean dsl --help?"),
+        (
+            Program("script", "package/../tarin.py"),
+            ScriptError,
+            "script 'package/../tarin.py' does not exist, did you mean 'package/../train.py'?",
+        ),
         (Program("script", "/no/pe.py"), ScriptError, "script '/no/pe.py' does not exist, check the path"),
         (
             Program("script", "sh"),
@@ -127,6 +133,15 @@ def test_advice_is_in_the_words_of_the_command_at_hand(folder: Path, request_: P
     with pytest.raises(DslError) as caught:
         check_program(request_, TORCH, {"PATH": f"{folder}/bin"})
     assert str(caught.value) == message
+
+
+def test_the_name_of_a_tool_is_no_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "bin" / "dsl-top").touch(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin", prepend=os.pathsep)
+    with pytest.raises(
+        ScriptError, match=r"^script 'top' does not exist, did you mean the command dsl-top\?$"
+    ):
+        check_program(Program("script", "top"), DEEPSPEED, {})
 
 
 def test_a_program_on_path_that_may_not_be_executed(folder: Path) -> None:
