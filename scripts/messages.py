@@ -34,7 +34,14 @@ MEND = re.compile(rf"[,:;] ((?:{VERBS})\b.*)", re.DOTALL)
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 """A text in Rust."""
 
-NOT_MESSAGES = ("cli/completion", "cli/help.py", "cli/hints.py", "cli/options", "cli/top_screen.py", "doctor/")
+NOT_MESSAGES = (
+    "cli/completion",
+    "cli/help.py",
+    "cli/hints.py",
+    "cli/options",
+    "cli/top_screen.py",
+    "doctor/",
+)
 """Modules whose texts are help and keys; findings of the doctor have their rows in docs/doctor.md."""
 NOT_MENDS = ("Neovim, ", "PyCharm: ", "starting ", "dsl_script=")
 """How texts begin that only look like a mend: settings of editors, a restart, a shell's code."""
