@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, NoReturn
 
+    from _typeshed import SupportsWrite
+
 MOST_COLUMNS = 100
 """Longer lines are hard to read, however wide the terminal is."""
 
@@ -115,9 +117,12 @@ class HelpParser(argparse.ArgumentParser):
         """The spellings of the options whose value may be the next word."""
         return [name for one in self._actions if one.nargs is None for name in one.option_strings]
 
-    def print_help(self, file: object = None) -> None:  # noqa: ARG002  the signature is argparse's
-        """Show the whole help on stdout."""
-        show_help(self.format_help())
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Show the whole help to the user, or write it to a file as it is."""
+        if file is None:
+            show_help(self.format_help())
+        else:
+            super().print_help(file)
 
 
 class ToolParser(HelpParser):
