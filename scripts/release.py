@@ -1,15 +1,17 @@
-"""Build what is published, and check it: a wheel for each processor, and the source archive.
+"""Build what is published, and check it: a wheel for each processor and C library, and the source archive.
 
-    release.py [--out FOLDER]
+    release.py [--out FOLDER] [--quick] [--try]
 
-zig links the wheels for an old glibc, so that they run on every distribution of the last ten years.
-auditwheel and abi3audit judge each. The one for this machine is installed into an empty folder, and runs a
-job.
+zig links the wheels for an old glibc, so that they run on every distribution of the last ten years, and for
+musl. Each wheel carries the licences of its Rust crates (`notices.py`), and a list of them in the form of
+CycloneDX (maturin). auditwheel, abi3audit and twine judge the files. The wheel for this machine is installed
+into an empty folder, and runs a job. `--try`: all wheels run on other systems, too (`try_wheels.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -17,13 +19,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import NoReturn
 
+import notices  # beside this script
+import try_wheels  # as above
+
 ROOT = Path(__file__).resolve().parent.parent
-PROCESSORS = ("x86_64", "aarch64")
-GLIBC = (2, 17)  # the oldest that Rust supports
-PLATFORM = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
+LIBRARIES = {"gnu": "manylinux_2_17", "musl": "musllinux_1_2"}  # the oldest that Rust supports
+TARGETS = {
+    f"{processor}-unknown-linux-{library}": f"{platform}_{processor}"
+    for library, platform in LIBRARIES.items()
+    for processor in ("x86_64", "aarch64")
+}
+"""Rust's name of each platform, and that of wheels."""
+OWN = f"{platform.machine()}-unknown-linux-gnu"
+QUICK = (OWN, next(target for target in reversed(TARGETS) if not target.startswith(platform.machine())))
+"""This machine, and the platform that differs from it in processor and C library."""
 
 
 def say(text: str) -> None:
@@ -42,17 +55,9 @@ def call(*command: str, env: dict[str, str] | None = None) -> None:
         fail(f"`{' '.join(command)}` failed")
 
 
-def output(*command: str) -> str:
-    """What a command prints; its failure ends the release."""
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        fail(f"`{' '.join(command)}` failed: {result.stderr.strip() or result.stdout.strip()}")
-    return result.stdout
-
-
 def can_compile_for(target: str) -> bool:
     """Whether Rust's standard library for this target is here, or rustup can fetch it."""
-    folder = Path(output("rustc", "--print", "target-libdir", "--target", target).strip())
+    folder = Path(notices.output("rustc", "--print", "target-libdir", "--target", target).strip())
     if folder.is_dir():
         return True
     if shutil.which("rustup") is None:
@@ -62,33 +67,39 @@ def can_compile_for(target: str) -> bool:
     return folder.is_dir()
 
 
-def audit(wheel: Path, processor: str) -> None:
-    """Ends the release unless the wheel keeps what its name promises."""
+def audit(wheel: Path, tag: str) -> None:
+    """Ends the release unless the wheel keeps what its name promises, and has the papers of its crates."""
     if not wheel.name.startswith("dsl-") or "-cp310-abi3-" not in wheel.name:
         fail(f"{wheel.name} is not for every Python from 3.10 on")
-    wanted = f"{PLATFORM}_{processor}"
-    shown = " ".join(output(sys.executable, "-m", "auditwheel", "show", str(wheel)).split())
+    shown = " ".join(notices.output(sys.executable, "-m", "auditwheel", "show", str(wheel)).split())
     found = re.search(r'consistent with the following platform tag: "(\w+)"', shown)
-    if found is None or found[1] != wanted:
-        fail(f"{wheel.name} is not for {wanted}: {shown}")
+    if found is None or found[1] != tag:
+        fail(f"{wheel.name} is not for {tag}: {shown}")
     say(f"auditwheel: {found[1]}")
     call(sys.executable, "-m", "abi3audit", "--strict", "--summary", str(wheel))
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name.partition(".dist-info/")[2] for name in archive.namelist()]
+        (listed,) = [name for name in archive.namelist() if name.endswith(".cyclonedx.json")]
+        crates = {part["name"] for part in json.loads(archive.read(listed))["components"]}
+    lacking = {f"licenses/third-party/{path.name}" for path in (notices.CRATES, notices.LIBRARY)} - {*names}
+    if lacking or "ring" not in crates:
+        fail(f"{wheel.name} lacks {', '.join(lacking) or f'ring in {listed}'}")
 
 
-def build_wheel(processor: str, out: Path) -> Path:
-    """Build and check the wheel for one kind of processor."""
-    target = f"{processor}-unknown-linux-gnu"
-    say(f"building the wheel for {processor}: a minute or two")
+def build_wheel(target: str, out: Path) -> Path:
+    """Build and check the wheel for one platform."""
+    tag = TARGETS[target]
+    say(f"building the wheel for {tag}: a minute or two")
     before = set(out.glob("*.whl"))
-    how = ("--release", "--locked", "--zig", "--compatibility", PLATFORM)
+    how = ("--release", "--locked", "--zig", "--compatibility", LIBRARIES[target.rpartition("-")[2]])
     # Apart from other builds of this checkout, which may run at the same time.
     folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "published"
     env = {**os.environ, "CARGO_TARGET_DIR": str(folder)}
     call("maturin", "build", *how, "--target", target, "--out", str(out), env=env)
-    wheels = [path for path in out.glob(f"*_{processor}.whl") if path not in before]
+    wheels = [path for path in out.glob(f"*{tag}.whl") if path not in before]
     if len(wheels) != 1:
-        fail(f"maturin made {len(wheels)} wheels for {processor}: empty {out} and try again")
-    audit(wheels[0], processor)
+        fail(f"maturin made {len(wheels)} wheels for {tag}: empty {out} and try again")
+    audit(wheels[0], tag)
     return wheels[0]
 
 
@@ -106,27 +117,32 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="build and check the wheels and the source archive")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for them (default: dist)")
-    out: Path = parser.parse_args().out.absolute()
+    parser.add_argument("--quick", action="store_true", help=f"only the wheels for {' and '.join(QUICK)}")
+    parser.add_argument("--try", dest="tries", action="store_true", help="try the wheels on other systems")
+    args = parser.parse_args()
+    out: Path = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("dsl-*"):
         old.unlink()
-    for processor in PROCESSORS:
-        is_own = processor == platform.machine()
-        target = f"{processor}-unknown-linux-gnu"
+    say(f"the licences of {notices.write(tuple(TARGETS))} crates are in {notices.FOLDER}")
+    wheels = []
+    for target in QUICK if args.quick else TARGETS:
         if not can_compile_for(target):
-            missing = (
-                f"Rust's standard library for {target} is not here: `rustup target add {target}` fetches it"
-            )
-            if is_own:
+            missing = f"Rust's standard library for {target} is missing: run `rustup target add {target}`"
+            if target == OWN or not args.quick:
                 fail(missing)
-            say(f"no wheel for {processor}, {missing}")
+            say(f"no wheel for {TARGETS[target]}. {missing}")
             continue
-        wheel = build_wheel(processor, out)
-        if is_own:
-            try_out(wheel)
+        wheels.append(build_wheel(target, out))
+        if target == OWN:
+            try_out(wheels[-1])
     say("building the source archive")
     call("maturin", "sdist", "--out", str(out))
-    for path in sorted(out.glob("dsl-*")):
+    files = sorted(out.glob("dsl-*"))
+    call(sys.executable, "-m", "twine", "check", "--strict", *map(str, files))
+    if args.tries:
+        try_wheels.try_out(wheels, ROOT / "target" / "try")
+    for path in files:
         say(f"{path.stat().st_size / 1e6:.1f} MB  {path}")
 
 

@@ -51,7 +51,7 @@ pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString], w
     };
     // SAFETY: a forked child has no other thread that could read it. The array is never freed and ends in a null
     // pointer.
-    unsafe { libc::environ = texts.pointers[argv.len()..].as_ptr().cast_mut().cast() };
+    unsafe { super::environ = texts.pointers[argv.len()..].as_ptr() };
     let Some(stat) = own_stat() else { return };
     // Fields by their number in proc_pid_stat(5).
     let field = |number: usize| stat.get(number - 3).copied().unwrap_or(0);

@@ -18,7 +18,7 @@ pub(crate) mod wait;
 
 mod arch;
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -141,14 +141,19 @@ pub(crate) fn session_leader() -> i32 {
     unsafe { libc::getsid(0) }
 }
 
+unsafe extern "C" {
+    /// The environment block. The libc crate has it for glibc only.
+    ///
+    /// [environ(7)](https://man7.org/linux/man-pages/man7/environ.7.html)
+    static mut environ: *const *const c_char;
+}
+
 /// The environment block as it is. The standard library's version drops entries without a name or a value.
-///
-/// [environ(7)](https://man7.org/linux/man-pages/man7/environ.7.html)
 pub(crate) fn environment() -> Vec<CString> {
     let mut block = Vec::new();
     // SAFETY: the pointer is read, not kept. As with `std::env::vars`, no thread may change the environment
     // meanwhile.
-    let mut next = unsafe { libc::environ };
+    let mut next = unsafe { environ };
     while !next.is_null() {
         // SAFETY: the array ends in a null pointer, which has not been passed yet.
         let entry = unsafe { *next };

@@ -319,7 +319,7 @@ pub(crate) fn wait_readable(
         tv_nsec: 0,
     };
     let spec_pointer = timeout.map_or(core::ptr::null_mut(), |timeout| {
-        spec.tv_sec = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
+        spec.tv_sec = libc::c_long::try_from(timeout.as_secs()).unwrap_or(libc::c_long::MAX);
         spec.tv_nsec = libc::c_long::from(timeout.subsec_nanos());
         &raw mut spec
     });
