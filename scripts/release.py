@@ -67,23 +67,38 @@ def can_compile_for(target: str) -> bool:
     return folder.is_dir()
 
 
+def libraries(wheel: Path) -> list[str]:
+    """What auditwheel says that a wheel needs: a platform by its name, or shared libraries."""
+    # Looks nowhere: a library of musl may have the name of another file here.
+    command = (sys.executable, "-m", "auditwheel", "show", "--ldpaths", "/nowhere", str(wheel))
+    shown = " ".join(notices.output(*command).split())
+    found = re.search(r'consistent with the following platform tag: "(manylinux\w+)"', shown)
+    # auditwheel expects the name that musl has on Alpine. zig writes `libc.so`, which musl itself always is.
+    return [found[1]] if found else re.findall(r'"([\w.+-]+)": null', shown)
+
+
 def audit(wheel: Path, tag: str) -> None:
     """Ends the release unless the wheel keeps what its name promises, and has the papers of its crates."""
     if not wheel.name.startswith("dsl-") or "-cp310-abi3-" not in wheel.name:
         fail(f"{wheel.name} is not for every Python from 3.10 on")
-    shown = " ".join(notices.output(sys.executable, "-m", "auditwheel", "show", str(wheel)).split())
-    found = re.search(r'consistent with the following platform tag: "(\w+)"', shown)
-    if found is None or found[1] != tag:
-        fail(f"{wheel.name} is not for {tag}: {shown}")
-    say(f"auditwheel: {found[1]}")
+    needs = libraries(wheel)
+    if needs != (["libc.so"] if "musl" in tag else [tag]):
+        fail(f"{wheel.name} is not for {tag}: it needs {', '.join(needs)}")
+    say(f"auditwheel: {', '.join(needs)}")
     call(sys.executable, "-m", "abi3audit", "--strict", "--summary", str(wheel))
+    lacking = lacking_papers(wheel)
+    if lacking:
+        fail(f"{wheel.name} lacks {', '.join(lacking)}")
+
+
+def lacking_papers(wheel: Path) -> list[str]:
+    """What a wheel does not tell about its crates."""
     with zipfile.ZipFile(wheel) as archive:
-        names = [name.partition(".dist-info/")[2] for name in archive.namelist()]
-        (listed,) = [name for name in archive.namelist() if name.endswith(".cyclonedx.json")]
-        crates = {part["name"] for part in json.loads(archive.read(listed))["components"]}
-    lacking = {f"licenses/third-party/{path.name}" for path in (notices.CRATES, notices.LIBRARY)} - {*names}
-    if lacking or "ring" not in crates:
-        fail(f"{wheel.name} lacks {', '.join(lacking) or f'ring in {listed}'}")
+        names = {name.partition(".dist-info/")[2] for name in archive.namelist()}
+        lists = [archive.read(name) for name in archive.namelist() if name.endswith(".cyclonedx.json")]
+    crates = {part["name"] for text in lists for part in json.loads(text)["components"]}
+    papers = [f"licenses/third-party/{path.name}" for path in (notices.CRATES, notices.LIBRARY)]
+    return [name for name in papers if name not in names] + ([] if "ring" in crates else ["a list with ring"])
 
 
 def build_wheel(target: str, out: Path) -> Path:

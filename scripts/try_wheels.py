@@ -47,7 +47,7 @@ chmod +x cc ar ranlib
 (cd zlib && ../cc -w -O2 -fPIC -DHAVE_UNISTD_H -c /try/source/zlib-*/*.c && ../ar rcs libz.a *.o)
 cd python
 CC=/try/$1/cc AR=/try/$1/ar RANLIB=/try/$1/ranlib CFLAGS='-w -O1 -Wno-error=date-time' PKG_CONFIG=false \\
-    ZLIB_CFLAGS="$(echo -I/try/source/zlib-*)" ZLIB_LIBS=/try/$1/zlib/libz.a \\
+    ZLIB_CFLAGS="-I$(echo /try/source/zlib-*)" ZLIB_LIBS=/try/$1/zlib/libz.a \\
     /try/source/Python-*/configure --quiet --build=$4-pc-linux-gnu --host=$3 --with-build-python=python3 \\
     --prefix=/try/$1/prefix --disable-test-modules --without-ensurepip \\
     --disable-ipv6 ac_cv_file__dev_ptmx=yes ac_cv_file__dev_ptc=no

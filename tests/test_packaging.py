@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import re
@@ -13,9 +14,11 @@ import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripts.environment import turn
+from yaml import safe_load
 
 import dsl
 import dsl._core
@@ -163,7 +166,90 @@ def test_there_is_one_version(metadata: Path) -> None:
     assert stated is not None
     fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
     versions = {fields["Version"], dsl.__version__, dsl._core.__version__, importlib.metadata.version("dsl")}
+    versions.add(yaml("CITATION.cff")["version"])
+    versions.add(yaml("recipe/recipe.yaml")["context"]["version"])
     assert versions == {stated[1]}
+
+
+def yaml(path: str) -> dict[str, Any]:
+    """A file of this checkout."""
+    read: dict[str, Any] = safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return read
+
+
+def test_the_conda_package_needs_what_the_wheel_needs(metadata: Path) -> None:
+    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
+    needed = {line for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line}
+    recipe = yaml("recipe/recipe.yaml")
+    assert {line.replace(" ", "") for line in recipe["requirements"]["run"]} == needed | {"python"}
+    assert recipe["requirements"]["host"][0] == f"python {fields['Requires-Python'].removeprefix('>=')}.*"
+
+
+def test_every_extra_that_a_message_or_a_page_names_exists(metadata: Path) -> None:
+    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
+    extras = set(fields.get_all("Provides-Extra", []))
+    named = set()
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("python/dsl/**/*.py")):
+        named |= set(re.findall(r"install '(?:dsl|\.)\[(\w+)\]'", path.read_text(encoding="utf-8")))
+    assert {"observe", "tune"} <= named <= extras
+
+
+def test_the_extra_all_brings_every_other_one_but_torch(metadata: Path) -> None:
+    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
+    needed: dict[str, set[str]] = {}
+    for line in fields.get_all("Requires-Dist", []):
+        package, _, extra = line.partition(" ; extra == ")
+        needed.setdefault(extra.strip("'\""), set()).add(package)
+    (whole,) = needed.pop("all")
+    assert set(whole.removeprefix("dsl[").rstrip("]").split(",")) == set(needed) - {"", "torch"}
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts of a release can be imported."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+
+@pytest.mark.usefixtures("scripts")
+def test_the_notices_have_the_licences_of_the_crates_in_the_extension_and_no_others() -> None:
+    notices = importlib.import_module("notices")
+    crates = notices.linked_crates(("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-musl"))
+    names = {crate["name"] for crate in crates}
+    assert {"ring", "snow", "pyo3", "rustix", "libc"} <= names
+    assert names & {"proptest", "shuttle", "syn", "cc", "dsl-engine"} == set()
+    text = notices.text_of(crates)
+    assert all(f"\n{crate['name']} {crate['version']} (" in text for crate in crates)
+    assert "Copyright 2015-2025 Brian Smith" in text  # ring's
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_crate_without_a_licence_file_ends_the_release(tmp_path: Path) -> None:
+    notices = importlib.import_module("notices")
+    crate = {
+        "name": "bare",
+        "version": "1.0.0",
+        "license": "MIT",
+        "manifest_path": str(tmp_path / "Cargo.toml"),
+    }
+    with pytest.raises(SystemExit, match=r"bare 1\.0\.0 \(MIT\) has no licence file"):
+        notices.text_of([crate])
+
+
+@pytest.mark.usefixtures("scripts")
+@pytest.mark.parametrize("lost", ["licenses/third-party/crates.txt", "sboms/dsl.cyclonedx.json"])
+def test_a_wheel_without_the_papers_of_its_crates_is_not_released(tmp_path: Path, lost: str) -> None:
+    release = importlib.import_module("release")
+    texts = dict.fromkeys(
+        ("licenses/third-party/crates.txt", "licenses/third-party/rust-standard-library.html"), ""
+    )
+    texts["sboms/dsl.cyclonedx.json"] = '{"components": [{"name": "ring"}]}'
+    whole, broken = tmp_path / "whole.whl", tmp_path / "broken.whl"
+    for path, names in ((whole, set(texts)), (broken, set(texts) - {lost})):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(f"dsl-1.dist-info/{name}", texts[name])
+    assert release.lacking_papers(whole) == []
+    assert release.lacking_papers(broken) != []
 
 
 def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
