@@ -16,8 +16,12 @@ build: ## build the package and install it into .venv
 	$(RUN) python -c 'import dsl; print("dsl", dsl.__version__)'
 
 .PHONY: build-release
-build-release: ## build and check wheels (x86_64, aarch64) and the source archive in dist/
+build-release: ## build and check wheels (glibc and musl, x86_64 and aarch64) and the source archive in dist/
 	scripts/with-environment --tests --release -- python scripts/release.py
+
+.PHONY: try-release
+try-release: ## try the wheels of dist/ on other systems (as root)
+	scripts/with-environment --tests --release -- python scripts/try_wheels.py dist/*.whl
 
 .PHONY: test
 test: ## all tests, fast ones first
@@ -72,6 +76,10 @@ fuzz: ## property tests of every parser, with many more examples
 .PHONY: lint
 lint: ## formatting, clippy, ruff, types, stub, documents: all that CI asks for
 	scripts/lint
+
+.PHONY: audit
+audit: ## licences and sources of our dependencies, and what the world knows against them (needs the network)
+	scripts/audit
 
 .PHONY: format
 format: ## format all code
