@@ -1,11 +1,11 @@
 """Build what is published, and check it: a wheel for each processor and C library, and the source archive.
 
-    release.py [--out FOLDER] [--quick] [--try]
+    release.py [--out FOLDER] [--quick]
 
 zig links the wheels for an old glibc, so that they run on every distribution of the last ten years, and for
 musl. Each wheel carries the licences of its Rust crates (`notices.py`), and a list of them in the form of
 CycloneDX (maturin). auditwheel, abi3audit and twine judge the files. The wheel for this machine is installed
-into an empty folder, and runs a job. `--try`: all wheels run on other systems, too (`try_wheels.py`).
+into an empty folder, and runs a job; `try_wheels.py` tries all of them on other systems.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import notices  # beside this script
-import try_wheels  # as above
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {"gnu": "manylinux_2_17", "musl": "musllinux_1_2"}  # the oldest that Rust supports
@@ -133,14 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="build and check the wheels and the source archive")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for them (default: dist)")
     parser.add_argument("--quick", action="store_true", help=f"only the wheels for {' and '.join(QUICK)}")
-    parser.add_argument("--try", dest="tries", action="store_true", help="try the wheels on other systems")
     args = parser.parse_args()
     out: Path = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("dsl-*"):
         old.unlink()
     say(f"the licences of {notices.write(tuple(TARGETS))} crates are in {notices.FOLDER}")
-    wheels = []
     for target in QUICK if args.quick else TARGETS:
         if not can_compile_for(target):
             missing = f"Rust's standard library for {target} is missing: run `rustup target add {target}`"
@@ -148,15 +145,13 @@ def main() -> None:
                 fail(missing)
             say(f"no wheel for {TARGETS[target]}. {missing}")
             continue
-        wheels.append(build_wheel(target, out))
+        wheel = build_wheel(target, out)
         if target == OWN:
-            try_out(wheels[-1])
+            try_out(wheel)
     say("building the source archive")
     call("maturin", "sdist", "--out", str(out))
     files = sorted(out.glob("dsl-*"))
     call(sys.executable, "-m", "twine", "check", "--strict", *map(str, files))
-    if args.tries:
-        try_wheels.try_out(wheels, ROOT / "target" / "try")
     for path in files:
         say(f"{path.stat().st_size / 1e6:.1f} MB  {path}")
 
