@@ -5,8 +5,8 @@
 Each wheel is installed with pip, shows a plan (`dsl --dry-run`) and runs 8 workers, in directory trees that
 this script makes below FOLDER (default: target/try) and keeps: of Debian with debootstrap, and of musl alone.
 A system whose Python is older than 3.10, or that has none, gets one that zig compiles from Debian's sources.
-qemu runs the wheels for other processors. Needs root, and these packages of Debian: debootstrap,
-qemu-user-static, xz-utils. The first run takes half an hour, later ones a minute.
+qemu runs the wheels for other processors. Needs root, and Debian's packages debootstrap and xz-utils. The
+first run takes half an hour, later ones a minute.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ OLDEST, STABLE, NEWEST = "bullseye", "stable", "testing"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Debian's name of a processor."""
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
+MACHINES = {"x86_64": "3e", "aarch64": "b7"}
+"""A processor in the head of a program."""
+RULE = (
+    r":dsl-{0}:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x{1}\x00"
+    r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:{2}:F"
+)
+"""Tells the kernel which program runs the programs for a processor."""
 WORKERS = 8
 WORKER = "import os\nprint('worker', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 ENTER = """
@@ -133,7 +140,8 @@ class Trees:
 
     def debian(self, system: System, tree: Path) -> None:
         """Fill a tree with Debian."""
-        more = () if system.suite == OLDEST else ("--include=python3,make,musl,busybox-static",)
+        packages = {STABLE: "python3,make,qemu-user", NEWEST: "python3,musl,busybox-static"}
+        more = [f"--include={packages[system.suite]}"] if system.suite in packages else []
         command = ("debootstrap", f"--arch={ARCHITECTURES[system.processor]}", "--variant=minbase", *more)
         log = tree.with_suffix(".log")
         with log.open("wb") as file:
@@ -224,21 +232,17 @@ class Trees:
 
 
 @contextlib.contextmanager
-def emulated(processors: set[str]) -> Iterator[None]:
-    """The kernel runs programs for these processors through qemu."""
-    added = []
+def emulated(trees: Trees, processors: set[str]) -> Iterator[None]:
+    """The kernel runs programs for these processors through the qemu of stable Debian: qemu 7 is too old."""
+    own, added = platform.machine(), []
     try:
-        for processor in processors - {platform.machine()}:
-            entry = BINFMT / f"qemu-{processor}"
+        for processor in processors - {own}:
             if not (BINFMT / "register").exists():
                 subprocess.run(["mount", "-t", "binfmt_misc", "none", str(BINFMT)], check=True)
-            if entry.exists():
-                continue
-            rule = Path(f"/usr/lib/binfmt.d/qemu-{processor}.conf")
-            if not rule.exists():
-                fail(f"qemu for {processor} is missing: apt-get install qemu-user-static")
-            (BINFMT / "register").write_text(rule.read_text(encoding="utf-8").strip(), encoding="utf-8")
-            added.append(entry)
+            qemu = trees.tree(System(own, STABLE)) / f"usr/bin/qemu-{processor}"
+            rule = RULE.format(processor, MACHINES[processor], qemu)
+            (BINFMT / "register").write_text(rule, encoding="utf-8")
+            added.append(BINFMT / f"dsl-{processor}")
         yield
     finally:
         for entry in added:
@@ -248,10 +252,10 @@ def emulated(processors: set[str]) -> Iterator[None]:
 def try_out(wheels: list[Path], folder: Path) -> None:
     """Try all wheels; the first failure ends the program."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        fail("needs root, and debootstrap: apt-get install debootstrap qemu-user-static xz-utils")
+        fail("needs root, and debootstrap: apt-get install debootstrap xz-utils")
     trees = Trees(folder.absolute())
     pairs = [(wheel, system) for wheel in wheels for system in systems(wheel)]
-    with emulated({system.processor for _, system in pairs}):
+    with emulated(trees, {system.processor for _, system in pairs}):
         for wheel, system in pairs:
             trees.check(wheel, system)
 
