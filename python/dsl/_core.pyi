@@ -872,7 +872,7 @@ class ForkOrder:
 
         C streams are still written. If a thread holds one of them at the exit, all functions are called.
         """
-    def exit(self, code: int, /) -> None:
+    def exit(self, code: int) -> None:
         """End this process as C's ``exit`` does. Does nothing in the server."""
     def take_trace(self) -> None:
         """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded."""
