@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.machine import make_facts
 
+from dsl.cli import deepspeed, ps, ssh, torchrun, wait
 from dsl.cli.completion import PLAIN, answer, filters
 from dsl.resources.filters import apply_filters
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 POOL = {"worker-0": 4, "worker-1": 2, "big": 300}
 
@@ -81,3 +88,63 @@ def test_nothing_is_offered_that_a_shell_would_read_in_another_way(name: str) ->
         assert PLAIN.fullmatch(line.partition("\t")[0])
         assert line.count("\t") == 1
         assert line.isprintable() or line.replace("\t", "").isprintable()
+
+
+@pytest.mark.parametrize("words", [["--completion", "bash"], ["--completion=fish"], ["--completion", "zsh"]])
+@pytest.mark.parametrize("front_end", [deepspeed, torchrun])
+def test_each_command_prints_the_script_for_all(
+    front_end: ModuleType, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert front_end.main(words) == 0
+    said = capsys.readouterr()
+    assert "--nproc-per-node" in said.out.replace("-l ", "--")
+    assert "dsl-wait" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--completion", "argument --completion: expected one argument"),
+        ("--completion tcsh", "argument --completion: invalid choice: 'tcsh'"),
+        ("--completion bash train.py", "--completion stands alone, as in dsl --completion bash"),
+        ("-q --completion zsh", "--completion stands alone, as in dsl --completion zsh"),
+        ("--completion FILTER dsl", "argument --completion: invalid choice: 'FILTER'"),
+    ],
+)
+def test_a_slip_at_the_completion_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        deepspeed.main(words.split())
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "tool, words, said",
+    [
+        (ps, ["--jsn"], "dsl-ps: error: unrecognized arguments: --jsn, did you mean --json?"),
+        (ps, ["job"], "dsl-ps: error: unrecognized arguments: job, see dsl-ps --help"),
+        (wait, ["--zzz"], "dsl-wait: error: unrecognized arguments: --zzz, see dsl-wait --help"),
+        (ssh, ["--max-at-onec", "3", "ls"], "--max-at-onec, did you mean --max-at-once?"),
+        (ssh, [], "dsl-ssh: error: no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]"),
+    ],
+)
+def test_a_slip_at_a_tool_is_one_line(
+    tool: ModuleType, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = tool.main(words)
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert said in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_a_program_gets_the_help_in_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    file = io.StringIO()
+    parser = ps.make_parser()
+    parser.print_help(file)
+    assert file.getvalue() == parser.format_help()
+    assert capsys.readouterr().out == ""
