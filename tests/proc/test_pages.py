@@ -1,4 +1,4 @@
-"""The pages tell the truth: every command that they show is run here, or says above it why not."""
+"""Every command that a page shows is run here, or a note above it says why not."""
 
 from __future__ import annotations
 
