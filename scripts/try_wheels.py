@@ -5,8 +5,9 @@
 Each wheel is installed with pip, shows a plan (`dsl --dry-run`) and runs 8 workers, in directory trees that
 this script makes below FOLDER (default: target/try) and keeps: of Debian with debootstrap, and of musl alone.
 A system whose Python is older than 3.10, or that has none, gets one that zig compiles from Debian's sources.
-qemu runs the wheels for other processors. Needs root, and Debian's packages debootstrap and xz-utils. The
-first run takes half an hour, later ones a minute.
+For another processor qemu boots a machine with a kernel of Debian and such a tree: its emulation of single
+programs lacks what a supervisor needs. Needs root, and Debian's packages debootstrap, xz-utils, cpio and
+qemu-system-arm (on ARM: qemu-system-x86). The first run takes half an hour, later ones some minutes.
 """
 
 from __future__ import annotations
@@ -35,9 +36,27 @@ MACHINES = {"x86_64": "3e", "aarch64": "b7"}
 """A processor in the head of a program."""
 RULE = (
     r":dsl-{0}:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x{1}\x00"
-    r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:{2}:F"
+    r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:{2}:PF"
 )
 """Tells the kernel which program runs the programs for a processor."""
+BOARDS = {"x86_64": ("q35", "max", "ttyS0"), "aarch64": ("virt", "cortex-a57", "ttyAMA0")}
+"""A machine as qemu emulates it: its kind, its processor, its console."""
+INIT = """#!/bin/sh
+busybox=/try/busybox
+$busybox mount -t proc proc /proc; $busybox mount -t devtmpfs dev /dev; $busybox mount -t tmpfs tmp /tmp
+$busybox ifconfig lo up
+. /try/job.sh
+$busybox poweroff -f
+"""
+"""The first process of such a machine."""
+JOB = """
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp PYTHONPATH=/try/site
+export DS_ACCELERATOR=cpu LOCAL_SIZE={workers}
+cd /tmp
+/try/site/bin/dsl --dry-run /try/worker.py >/tmp/plan && echo planned
+/try/site/bin/dsl /try/worker.py && echo ended
+{python} -c "import platform as p; print('Python', p.python_version(), *p.libc_ver(), p.machine())"
+"""
 WORKERS = 8
 WORKER = "import os\nprint('worker', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 ENTER = """
@@ -218,17 +237,57 @@ class Trees:
         install = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", "/try/site")
         python = ("env", "PYTHONPATH=/try/pip-own", system.python)
         self.run(tree, *python, *install, f"/try/{wheel.name}")
-        machine = ("PYTHONPATH=/try/site", "DS_ACCELERATOR=cpu", f"LOCAL_SIZE={WORKERS}")
-        dsl = ("env", *machine, "/try/site/bin/dsl")
-        plan = self.run(tree, *dsl, "--dry-run", "/try/worker.py")
-        said = self.run(tree, *dsl, "/try/worker.py").splitlines()
-        wanted = {f"worker {rank} of {WORKERS}" for rank in range(WORKERS)}
-        lacking = {line for line in wanted if not any(line in one for one in said)}
-        if lacking or "worker.py" not in plan:
-            fail(f"{wheel.name} does not run in {tree}: {lacking or plan}")
-        version = "import platform as p; print(p.python_version(), *p.libc_ver())"
-        found = self.run(tree, "env", system.python, "-c", version).strip()
-        say(f"{wheel.name}: installed, planned, {WORKERS} workers on {system.name} (Python {found})")
+        job = JOB.format(workers=WORKERS, python=system.python)
+        (self.shared / "job.sh").write_text(job, encoding="utf-8")
+        if system.processor == platform.machine():
+            said = self.run(tree, "sh", "/try/job.sh")
+        else:
+            said = self.boot(system, tree)
+        wanted = {f"worker {rank} of {WORKERS}" for rank in range(WORKERS)} | {"planned", "ended"}
+        lacking = {line for line in wanted if line not in said}
+        if lacking:
+            fail(f"{wheel.name} does not run on {system.name}, there is no {sorted(lacking)}:\n{said}")
+        found = next(line for line in said.splitlines() if line.startswith("Python "))
+        say(f"{wheel.name}: installed, planned, {WORKERS} workers on {system.name} ({found.strip()})")
+
+    def boot(self, system: System, tree: Path) -> str:
+        """Boot an emulated machine that runs the job and ends; its console."""
+        other = self.tree(system._replace(suite=NEWEST))
+        stage = self.folder / "stage"
+        shutil.rmtree(stage, ignore_errors=True)
+        shutil.copytree(self.shared / "site", stage / "try/site")
+        if not system.python.startswith("/usr/"):
+            shutil.copytree(self.shared / system.name / "prefix", stage / f"try/{system.name}/prefix")
+        shutil.copy(other / "usr/bin/busybox", stage / "try")
+        for name in ("job.sh", "worker.py"):
+            shutil.copy(self.shared / name, stage / "try")
+        (stage / "init").write_text(INIT, encoding="utf-8")
+        (stage / "init").chmod(0o755)
+        image = self.folder / "initramfs"
+        with image.open("wb") as file:
+            for part in (tree, stage):  # the kernel unpacks one archive after the other
+                command = "find . -xdev | cpio --quiet -o -H newc"
+                subprocess.run(["sh", "-c", command], cwd=part, stdout=file, check=True)
+        kind, cpu, console = BOARDS[system.processor]
+        argv = [f"qemu-system-{system.processor}", "-M", kind, "-cpu", cpu, "-smp", "2", "-m", "4096"]
+        argv += ["-nographic", "-nic", "none", "-no-reboot", "-kernel", str(self.kernel(system, other))]
+        argv += ["-initrd", str(image), "-append", f"console={console} quiet panic=-1"]
+        result = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+        )
+        return result.stdout + result.stderr
+
+    def kernel(self, system: System, tree: Path) -> Path:
+        """The kernel that Debian has for a processor."""
+        folder = self.shared / f"kernel-{system.processor}"
+        if not folder.exists():
+            say(f"fetching a kernel for {system.processor}")
+            pattern = f"^linux-binary-[0-9.]+.*-cloud-{ARCHITECTURES[system.processor]}$"
+            name = self.run(tree, "apt-cache", "search", "--names-only", pattern).split()[0]
+            script = 'cd "/try/$1" && apt-get download -qq "$2" && dpkg-deb -x linux-*.deb .'
+            folder.mkdir()
+            self.run(tree, "sh", "-c", script, "sh", folder.name, name)
+        return next(folder.rglob("vmlinuz*"))
 
 
 @contextlib.contextmanager
@@ -252,7 +311,7 @@ def emulated(trees: Trees, processors: set[str]) -> Iterator[None]:
 def try_out(wheels: list[Path], folder: Path) -> None:
     """Try all wheels; the first failure ends the program."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        fail("needs root, and debootstrap: apt-get install debootstrap xz-utils")
+        fail("needs root, and debootstrap: apt-get install cpio debootstrap qemu-system-arm xz-utils")
     trees = Trees(folder.absolute())
     pairs = [(wheel, system) for wheel in wheels for system in systems(wheel)]
     with emulated(trees, {system.processor for _, system in pairs}):
