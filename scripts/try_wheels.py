@@ -7,7 +7,8 @@ this script makes below FOLDER (default: target/try) and keeps: of Debian with d
 A system whose Python is older than 3.10, or that has none, gets one that zig compiles from Debian's sources.
 For another processor qemu boots a machine with a kernel of Debian and such a tree: its emulation of single
 programs lacks what a supervisor needs. Needs root, and Debian's packages debootstrap, xz-utils, cpio and
-qemu-system-arm (on ARM: qemu-system-x86). The first run takes half an hour, later ones some minutes.
+qemu-system-arm (on ARM: qemu-system-x86); on Ubuntu also debian-archive-keyring. The first run takes half an
+hour, later ones some minutes.
 """
 
 from __future__ import annotations
@@ -311,7 +312,9 @@ def emulated(trees: Trees, processors: set[str]) -> Iterator[None]:
 def try_out(wheels: list[Path], folder: Path) -> None:
     """Try all wheels; the first failure ends the program."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        fail("needs root, and debootstrap: apt-get install cpio debootstrap qemu-system-arm xz-utils")
+        fail(
+            "needs root, and debootstrap: apt-get install cpio debian-archive-keyring debootstrap qemu-system-arm xz-utils"
+        )
     trees = Trees(folder.absolute())
     pairs = [(wheel, system) for wheel in wheels for system in systems(wheel)]
     with emulated(trees, {system.processor for _, system in pairs}):
