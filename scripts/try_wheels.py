@@ -309,26 +309,24 @@ def emulated(trees: Trees, processors: set[str]) -> Iterator[None]:
             entry.write_text("-1", encoding="utf-8")
 
 
-def try_out(wheels: list[Path], folder: Path) -> None:
-    """Try all wheels; the first failure ends the program."""
-    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        fail(
-            "needs root, and debootstrap: apt-get install cpio debian-archive-keyring debootstrap qemu-system-arm xz-utils"
-        )
-    trees = Trees(folder.absolute())
-    pairs = [(wheel, system) for wheel in wheels for system in systems(wheel)]
-    with emulated(trees, {system.processor for _, system in pairs}):
-        for wheel, system in pairs:
-            trees.check(wheel, system)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="try wheels on other systems, without Rust")
     parser.add_argument("--in", dest="folder", type=Path, default=ROOT / "target/try", help="for the trees")
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     args = parser.parse_args()
-    try_out(args.wheels, args.folder)
+    if os.geteuid() != 0:
+        fail("this makes namespaces and mounts: run it as root")
+    lacking = [name for name in ("debootstrap", "xz", "cpio") if shutil.which(name) is None]
+    if lacking:
+        fail(
+            f"{', '.join(lacking)}: missing; apt-get install cpio debian-archive-keyring debootstrap xz-utils"
+        )
+    trees = Trees(args.folder.absolute())
+    pairs = [(wheel, system) for wheel in args.wheels for system in systems(wheel)]
+    with emulated(trees, {system.processor for _, system in pairs}):
+        for wheel, system in pairs:
+            trees.check(wheel, system)
 
 
 if __name__ == "__main__":
