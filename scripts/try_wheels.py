@@ -54,8 +54,8 @@ JOB = """
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp PYTHONPATH=/try/site
 export DS_ACCELERATOR=cpu LOCAL_SIZE={workers}
 cd /tmp
-/try/site/bin/dsl --dry-run /try/worker.py >/tmp/plan && echo planned
-/try/site/bin/dsl /try/worker.py && echo ended
+/try/site/bin/dsl --dry-run /try/worker.py >/tmp/plan && echo plan: yes
+/try/site/bin/dsl /try/worker.py && echo job: yes
 {python} -c "import platform as p; print('Python', p.python_version(), *p.libc_ver(), p.machine())"
 """
 WORKERS = 8
@@ -244,7 +244,7 @@ class Trees:
             said = self.run(tree, "sh", "/try/job.sh")
         else:
             said = self.boot(system, tree)
-        wanted = {f"worker {rank} of {WORKERS}" for rank in range(WORKERS)} | {"planned", "ended"}
+        wanted = {f"worker {rank} of {WORKERS}" for rank in range(WORKERS)} | {"plan: yes", "job: yes"}
         lacking = {line for line in wanted if line not in said}
         if lacking:
             fail(f"{wheel.name} does not run on {system.name}, there is no {sorted(lacking)}:\n{said}")
@@ -273,20 +273,23 @@ class Trees:
         argv = [f"qemu-system-{system.processor}", "-M", kind, "-cpu", cpu, "-smp", "2", "-m", "4096"]
         argv += ["-nographic", "-nic", "none", "-no-reboot", "-kernel", str(self.kernel(system, other))]
         argv += ["-initrd", str(image), "-append", f"console={console} quiet panic=-1"]
-        result = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
-        )
+        try:
+            result = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+            )
+        except subprocess.TimeoutExpired:
+            fail(f"the emulated machine for {system.name} did not end within ten minutes")
         return result.stdout + result.stderr
 
     def kernel(self, system: System, tree: Path) -> Path:
         """The kernel that Debian has for a processor."""
         folder = self.shared / f"kernel-{system.processor}"
-        if not folder.exists():
+        if not any(folder.rglob("vmlinuz*")):
             say(f"fetching a kernel for {system.processor}")
             pattern = f"^linux-binary-[0-9.]+.*-cloud-{ARCHITECTURES[system.processor]}$"
             name = self.run(tree, "apt-cache", "search", "--names-only", pattern).split()[0]
             script = 'cd "/try/$1" && apt-get download -qq "$2" && dpkg-deb -x linux-*.deb .'
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             self.run(tree, "sh", "-c", script, "sh", folder.name, name)
         return next(folder.rglob("vmlinuz*"))
 
@@ -301,8 +304,11 @@ def emulated(trees: Trees, processors: set[str]) -> Iterator[None]:
                 subprocess.run(["mount", "-t", "binfmt_misc", "none", str(BINFMT)], check=True)
             qemu = trees.tree(System(own, STABLE)) / f"usr/bin/qemu-{processor}"
             rule = RULE.format(processor, MACHINES[processor], qemu)
+            entry = BINFMT / f"dsl-{processor}"
+            if entry.exists():  # of a run that was killed
+                entry.write_text("-1", encoding="utf-8")
             (BINFMT / "register").write_text(rule, encoding="utf-8")
-            added.append(BINFMT / f"dsl-{processor}")
+            added.append(entry)
         yield
     finally:
         for entry in added:
