@@ -47,6 +47,8 @@ PURE_MODULES = (
     "dsl.control.clock",
     "dsl.report.machine",
     "dsl.observe.explain",
+    "dsl.observe.hang_watch",
+    "dsl.observe.bare_loop",
     "dsl.elasticity.elasticity_config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",

@@ -12,11 +12,13 @@ from dsl.errors import DslError
 from dsl.machine.this_process import socket_folders
 from dsl.model.outcome import (
     KEPT,
+    SIGKILL,
     AttemptEnded,
     AttemptOutcome,
     AttemptStarted,
     Awaiting,
     Decision,
+    EndHung,
     History,
     Outcome,
     OutputCut,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dsl import Exit, LaunchSpec, Supervisor
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.failure_look import FailureLook
+    from dsl.agent.hang_watcher import HangWatcher
     from dsl.agent.views import Views
     from dsl.model.node import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
@@ -148,6 +151,8 @@ class Agent:
         self._views: Views | None = None
         self._look: FailureLook | None = None
         """The look at the workers of this attempt after a failure; None: there was none."""
+        self._watcher: HangWatcher | None = None
+        """Watches the job for hangs; None: the user does not want that, or another agent does."""
         self._stop: Decision | None = None
         """What follows when the look is over; None: nothing."""
         self._decide = policy
@@ -179,6 +184,8 @@ class Agent:
                 outcome = replace(outcome, code=128 + signum)
         if self._command_pid:
             supervisor.unlisten()
+        if self._watcher is not None:
+            self._watcher.close()
         return outcome
 
     def _prepare(self, plan: NodePlan) -> None:
@@ -199,6 +206,7 @@ class Agent:
         self._started_ns = time.time_ns()
         if self._command_pid:
             self._let_look(supervisor)
+            self._watch_for_hangs(supervisor)
         while True:
             decision = self._attend(supervisor)
             if decision.kind in WAITS:
@@ -230,6 +238,29 @@ class Agent:
             except EngineError:
                 continue
             return
+
+    def _watch_for_hangs(self, supervisor: Supervisor) -> None:
+        """Begin to watch, if the user wants that and we see all ranks of the job."""
+        plan, elsewhere = self._plan, self._elsewhere
+        sees_all = elsewhere is not None or plan.world_size == len(plan.workers)
+        if plan.hang_timeout_s is None or not sees_all:
+            return
+        from dsl.agent.hang_watcher import HangWatcher
+
+        try:
+            ask = self._views_of(supervisor).ask
+            self._watcher = HangWatcher(plan, ask, ends_ranks=elsewhere is None)
+        except (OSError, RuntimeError) as error:  # too many descriptors or threads
+            complain(plan.command, error)
+        else:
+            self._channels = (*self._channels, self._watcher)
+
+    def _end_hung(self, hung: EndHung, supervisor: Supervisor) -> None:
+        """End those of our workers that hang: their failure is followed as any other."""
+        workers = self._plan.workers if hung.attempt == self._plan.attempt else ()
+        for index, worker in enumerate(workers):
+            if worker.rank in hung.ranks:
+                supervisor.signal(SIGKILL, index)
 
     def _views_of(self, supervisor: Supervisor) -> Views:
         if self._views is None:
@@ -331,6 +362,8 @@ class Agent:
                         stacks=self._end_look(),
                     )
                 )
+            elif isinstance(event, EndHung):
+                self._end_hung(event, supervisor)
             elif event is self._look and self._stop is not None:
                 self._carry_out(self._stop, supervisor)
             self._tell(event)
@@ -452,7 +485,8 @@ class Agent:
         """Add an ended attempt to the history, with what is known about its failures."""
         ended = attempt.ended
         attempt = replace(attempt, cause=ended.first_failure)
-        if ended.first_failure is not None or ended.stop_signal is not None or ended.survivors:
+        has_ended_well = ended.first_failure is None and ended.stop_signal is None and not ended.survivors
+        if not has_ended_well or attempt.fatal_hang is not None:
             try:
                 from dsl.evidence.reports import with_report
 

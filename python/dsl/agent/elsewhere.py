@@ -6,7 +6,7 @@ import time
 from itertools import count
 
 from dsl._record import replace
-from dsl.model.observation import Looked, NodeStacks, Relayed, Signalled
+from dsl.model.observation import Looked, NodePulse, NodeStacks, Relayed, Signalled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Elsewhere:
 
     def hear(self, place: int, message: object) -> bool:
         """Whether a message is the answer of a member to a view; then it is passed on."""
-        if not isinstance(message, (Relayed, NodeStacks, Signalled, Looked)):
+        if not isinstance(message, (Relayed, NodePulse, NodeStacks, Signalled, Looked)):
             return False
         queue = self._answers.get(message.number)
         if queue is not None:

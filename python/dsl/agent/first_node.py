@@ -27,8 +27,9 @@ from dsl.lists import format_ranges
 from dsl.machine.network import is_loopback, is_own_address, own_addresses, resolve
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Report
+from dsl.model.outcome import Hang
 from dsl.rendezvous.static import choose_port
-from dsl.report.verdict import verdict
+from dsl.report.verdict import hang_lines, verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -186,7 +187,11 @@ class FirstNode:
         self._obey(self._conductor.hear(0, message, time.monotonic()))
 
     def hear(self, event: object) -> None:
-        """Listen to our own agent: a signal that ends the job ends it on all nodes at once."""
+        """Listen to our own agent: signals and hangs count for all nodes."""
+        if isinstance(event, Hang):
+            for line in hang_lines(event):
+                self._tell_others(Notice("error", line))
+            self._obey(self._conductor.hang(event, time.monotonic()))
         if not isinstance(event, SignalReceived) or event.action not in ("stop", "preempt"):
             return
         now_s, is_key = time.monotonic(), event.from_terminal

@@ -23,12 +23,12 @@ from dsl.errors import LauncherError
 from dsl.launchers.table import BY_SSH
 from dsl.lists import with_port
 from dsl.model.job import Meeting, Notice
-from dsl.model.outcome import Decision, Membership, Outcome
+from dsl.model.outcome import Decision, Hang, Membership, Outcome
 from dsl.model.request import LEVELS
 from dsl.printable import printable
 from dsl.report.narrator import tell_end
 from dsl.report.speak import say, show_text
-from dsl.report.verdict import verdict
+from dsl.report.verdict import hang_lines, verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -331,6 +331,11 @@ class Head(Hooks):
         elif isinstance(event, SignalReceived):
             now_s = time.monotonic()
             self._obey(self.conductor.signal(event.signum, event.action, now_s, is_key=event.from_terminal))
+        elif isinstance(event, Hang):
+            for line in hang_lines(event):
+                self._speak(Notice("error", line))
+            if isinstance(self.conductor, Conductor):
+                self._obey(self.conductor.hang(event, time.monotonic()))
         elif isinstance(event, Ended):
             self._follow(self._starters.go_on(float("inf")))
             if not self._is_orphan:

@@ -7,6 +7,7 @@ from dsl.model.outcome import (
     REQUEUE_CODE,
     SIGNAL_CODES,
     Decision,
+    Hang,
     MembershipChanged,
     PatienceOver,
 )
@@ -36,13 +37,16 @@ def decide(history: History, event: object, membership: Membership) -> Decision:
         if event.membership.is_closed:
             return Decision("stop")
         return Decision("restart", counted=False) if event.membership.waiting else GO_ON
+    if isinstance(event, Hang) and event.action == "stop":
+        return Decision("stop")
     return GO_ON
 
 
 def _after(history: History, membership: Membership) -> Decision:
     last = history.attempts[-1]
     ended = last.ended
-    can_go_on = ended.stop_signal is None and not ended.survivors and not membership.is_closed
+    is_over = membership.is_closed or last.fatal_hang is not None
+    can_go_on = ended.stop_signal is None and not ended.survivors and not is_over
     if can_go_on and ended.first_failure is not None:
         from dsl.model.progress import SAME_HOSTS, after_failure
 

@@ -204,6 +204,8 @@ class Starters:
             preempt_signal=signals.preempt,
             preempt_grace_s=None if signals.preempt_grace_s is None else signals.preempt_grace_s + MARGIN_S,
             tells_signals=True,
+            hang_timeout_s=job.hang_timeout_s,
+            hang_action=job.hang_action,
         )
 
     def prepare(self) -> None:

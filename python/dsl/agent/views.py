@@ -19,8 +19,10 @@ from dsl.model.observation import (
     JobView,
     Look,
     Looked,
+    NodePulse,
     NodeStacks,
     NodeStatus,
+    RankPulse,
     RankStatus,
     Relayed,
     Signalled,
@@ -34,6 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from dsl import Supervisor
     from dsl.agent.elsewhere import Elsewhere, Question
@@ -91,6 +94,10 @@ class Views:
 
         self._begin(tell)
 
+    def ask(self, look: Look) -> tuple[list[Any], tuple[str, ...]]:
+        """The answers of all nodes of the job, as `gather` puts them together."""
+        return gather(self._all(look))
+
     def explain(self) -> None:
         """Tell the user, who has pressed Ctrl-backslash once, what the workers do."""
 
@@ -99,7 +106,7 @@ class Views:
             say(command, "Ctrl-\\: looking at what the workers do; press it again within 5 s to end the job")
             from dsl.observe.explain import explain
 
-            for line in explain(*gather(self._all(Look(0, "stacks")))):
+            for line in explain(*self.ask(Look(0, "stacks"))):
                 say(command, line)
 
         self._begin(tell)
@@ -216,10 +223,17 @@ class Views:
         if look.what == "status":
             yield from statuses(look, state, supervisor, self._gpus)
             return
-        from dsl.observe.taker import take_stacks
-
         # Between two attempts there are none.
         pids = supervisor.pids() or [0] * len(plan.workers)
+        if look.what == "pulse":
+            from dsl.observe.kernel_view import pulses
+
+            pairs = zip(plan.workers, pulses(pids), strict=False)
+            marks = tuple([RankPulse(worker.local_rank, mark) for worker, mark in pairs])
+            yield NodePulse(look.number, plan.node_rank, plan.host, plan.attempt, marks)
+            return
+        from dsl.observe.taker import take_stacks
+
         ranks = [
             RankStatus(worker.rank, worker.local_rank, pid)
             for worker, pid in zip(plan.workers, pids, strict=False)

@@ -13,6 +13,7 @@ from dsl.model.request import (
     DEFAULT_DEBUG_PORT,
     DEFAULT_GRACE_S,
     DEFAULT_PARTIAL_S,
+    LEAST_HANG_S,
 )
 
 TYPE_CHECKING = False
@@ -239,6 +240,14 @@ def seconds_or_never(text: str) -> float | None:
     return None if text == "never" else seconds(text)
 
 
+def hang_seconds(text: str) -> float:
+    """A duration in seconds, long enough for several looks at all ranks."""
+    duration_s = seconds(text)
+    if duration_s < LEAST_HANG_S:
+        raise BadValueError(f"must be {LEAST_HANG_S:g} or more seconds: {quote(text)}")
+    return duration_s
+
+
 def byte_size(text: str) -> int:
     """A size in bytes, at least 64K, with an optional K, M or G (powers of 1024)."""
     size = parse_size(text)
@@ -378,6 +387,16 @@ COMMON = {
         flag(
             OURS, "--stacks-on-failure",
             "when a rank fails, report what the other ranks do before they are stopped, 3 s later at most",
+        ),
+        value(
+            OURS, "--hang-timeout", "SECONDS",
+            "the job hangs if no rank makes progress for so long: name the ranks that differ",
+            read=hang_seconds,
+        ),
+        value(
+            OURS, "--hang-action", "",
+            "what follows: the job goes on, is stopped, or its odd ranks are ended as if they had failed",
+            "report", choices=("report", "stop", "restart"),
         ),
         value(
             OURS, "--events", "FILE", "append what happens to the job to FILE, as lines of JSON",

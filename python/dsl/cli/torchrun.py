@@ -136,6 +136,8 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         is_strict=options.strict,
         detaches=options.detach,
         stacks_on_failure=options.stacks_on_failure,
+        hang_timeout_s=options.hang_timeout,
+        hang_action=options.hang_action,
         events=options.events or None,
     )
 

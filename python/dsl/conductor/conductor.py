@@ -35,7 +35,7 @@ from dsl.control.messages import (
 from dsl.errors import DslError
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Report
-from dsl.model.outcome import REQUEUE_CODE
+from dsl.model.outcome import REQUEUE_CODE, EndHung
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dsl.conductor.terms import Terms
     from dsl.control.clock import Clock
     from dsl.model.judgement import Judgement
+    from dsl.model.outcome import Hang
 
 FAREWELL_S = 10.0
 """Most time that a member gets to end when it has nothing left to do."""
@@ -200,6 +201,20 @@ class Conductor:
         text = f"{name} received: stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
         text = f"{name} received again: the grace is over" if insists else text
         return [Speak(Notice("info", text)), *self._to_running(Stop(signum, grace_s))]
+
+    def hang(self, hang: Hang, now_s: float) -> list[object]:
+        """Act on a hang as the user wishes."""
+        self._now_s = now_s
+        attempt = self._attempt
+        if self._is_over or attempt is None or attempt.is_stopping or attempt.number != hang.attempt:
+            return []
+        if hang.action == "restart":
+            return self._to_running(EndHung(hang.attempt, hang.ranks, hang.why))
+        if hang.action == "report":
+            return []
+        self._context = replace(self._context, hang=hang.why)
+        attempt.is_stopping = True
+        return self._to_running(Stop(SIGTERM, self._terms.job.signals.grace_s))
 
     def wait_longer(self, now_s: float) -> None:
         """Extend the deadline: the user's side does not read the output, so members cannot send the rest."""
@@ -482,8 +497,9 @@ class Conductor:
 
     @property
     def _is_asked(self) -> bool:
-        """Whether the user or a scheduler has asked for the end."""
-        return self._context.signum is not None or self._context.is_preempted
+        """Whether the user or a scheduler has asked for the end, or wants it because the job hangs."""
+        context = self._context
+        return context.signum is not None or context.is_preempted or bool(context.hang)
 
     # ------------------------------------------------------------------ the end
 

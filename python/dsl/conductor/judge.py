@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl._record import record, replace
 from dsl.model.judgement import MOST_STACKS, Judgement
 from dsl.model.observation import NodeStacks
-from dsl.model.outcome import REQUEUE_CODE, SIGNAL_CODES
+from dsl.model.outcome import HANG_CODE, REQUEUE_CODE, SIGNAL_CODES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Context:
     """The signal by which it does that."""
     fault: str = ""
     """Why no member could be reached any more; empty: they could."""
+    hang: str = ""
+    """The hang for which the job is ended, as a clause; empty: it did not hang."""
     begun_by: int | None = None
     """The member whose end we heard of first; None: we had told all members to stop before."""
     sees_all: bool = True
@@ -95,6 +97,8 @@ def judge(
     )
     if context.fault:
         judgement = replace(judgement, code=FAILURE)
+    elif context.hang and not causes and context.signum is None:
+        judgement = replace(judgement, code=HANG_CODE, fault=context.hang)
     elif not causes:
         judgement = _without_cause(judgement, reports, members, clocks, context)
     if context.is_preempted and not any(report.rank >= 0 for report in reports.values()):

@@ -10,7 +10,8 @@ from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.health import Health, Target, Way
 from dsl.model.job import Job, Meeting, Notice
 from dsl.model.judgement import FailureCode, Judgement, Report
-from dsl.model.observation import Look, Looked, NodeStacks, Relayed, Signalled, SignalRank
+from dsl.model.observation import Look, Looked, NodePulse, NodeStacks, Relayed, Signalled, SignalRank
+from dsl.model.outcome import EndHung
 from dsl.model.request import Code, Count, Moment, Port, RankOrNone, Seconds, Shown, Signal
 
 TYPE_CHECKING = False
@@ -223,14 +224,16 @@ TO_HEAD: Mapping[str, type] = {
     one.__name__: one
     for one in (
         *(Hello, Checked, WaysTried, Running, Failing, Report, Said, Relayed, NodeStacks, Looked, Signalled),
-        *(Recorded, Refused, Bye),
+        *(NodePulse, Recorded, Refused, Bye),
     )
 }
 """The messages that an agent may send, by name."""
 
 TO_AGENT: Mapping[str, type] = {
     one.__name__: one
-    for one in (Assignment, Meeting, TryWays, Moved, Said, Stop, Forward, Look, SignalRank, Over, Refused)
+    for one in (
+        *(Assignment, Meeting, TryWays, Moved, Said, Stop, Forward, EndHung, Look, SignalRank, Over, Refused),
+    )
 }
 """The messages that a head may send, by name."""
 

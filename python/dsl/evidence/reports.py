@@ -159,6 +159,8 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     if timer is not None:
         scope = timer.scope if len(timer.scope) <= LONGEST_SCOPE else f"{timer.scope[: LONGEST_SCOPE - 3]}..."
         known = f"its timer {scope!r} had expired"
+    elif attempt.cause_hang is not None:
+        known = attempt.cause_hang.why
     elif cause.signal == SIGKILL:
         known = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
     if tail:
@@ -170,7 +172,7 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     lines = () if words is None else words.lines
     return Evidence(
         known=known,
-        is_out_of_memory=cause.signal == SIGKILL and timer is None and bool(known),
+        is_out_of_memory=cause.signal == SIGKILL and not (timer or attempt.cause_hang) and bool(known),
         recorded=" ".join(recorded[0].split())[:LONGEST_MESSAGE] if recorded else "",
         said=words.exception + where if words is not None and words.exception else "",
         lines=lines,

@@ -13,6 +13,7 @@ from dsl.model.request import (
     DEFAULT_DEBUG_ADDRESS,
     DEFAULT_DEBUG_PORT,
     DEFAULT_PARTIAL_S,
+    LEAST_HANG_S,
     DebugRequest,
     MeetingRequest,
     OutputRequest,
@@ -86,7 +87,9 @@ class LaunchConfig:
     ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks use the next
     ports), debug_address (where the debugged workers listen), debug_wait (each worker waits until a debugger
     has attached to it), stacks_on_failure (when a worker fails, report what the others do before they are
-    stopped), events (a file to which what happens to the job is appended, docs/events.md).
+    stopped), hang_timeout_s (the job hangs if no rank makes progress for so many seconds; None: nobody
+    watches), hang_action (what follows: ``"report"``, ``"stop"`` or ``"restart"``), events (a file to
+    which what happens to the job is appended, docs/events.md).
     """
 
     min_nodes: int
@@ -128,6 +131,8 @@ class LaunchConfig:
     debug_address: str = DEFAULT_DEBUG_ADDRESS
     debug_wait: bool = False
     stacks_on_failure: bool = False
+    hang_timeout_s: float | None = None
+    hang_action: str = "report"
     events: str | None = None
 
     def __post_init__(self) -> None:
@@ -199,6 +204,8 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         role=config.role,
         env=tuple(_variables(config).items()),
         stacks_on_failure=config.stacks_on_failure,
+        hang_timeout_s=config.hang_timeout_s,
+        hang_action=config.hang_action,  # type: ignore[arg-type]  # it was checked
         events=config.events,
     )
 
@@ -223,13 +230,18 @@ def _output(config: LaunchConfig) -> OutputRequest:
     )
 
 
-WORDS = {"start_method": ("spawn", "fork", "forkserver"), "fork_server_per": ("node", "numa")}
+WORDS = {
+    "start_method": ("spawn", "fork", "forkserver"),
+    "fork_server_per": ("node", "numa"),
+    "hang_action": ("report", "stop", "restart"),
+}
 BOUNDS = {
     "max_restarts": (0, BEYOND - 1),
     "import_throttle": (1, BEYOND - 1),
     "partial_after_s": (0, MOST_SECONDS),
     "debug_port": (1, LAST_PORT),
     "grace_s": (0, MOST_SECONDS),
+    "hang_timeout_s": (LEAST_HANG_S, MOST_SECONDS),
     "shutdown_timeout": (0, MOST_SECONDS),
 }
 """The least and the most that a number may be. None is for launch and defaults to decide."""

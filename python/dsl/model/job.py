@@ -7,11 +7,13 @@ from dsl.errors import OptionError
 from dsl.model.request import (
     Count,
     DebugRequest,
+    HangAction,
     Level,
     OutputRequest,
     PlacementRequest,
     Port,
     Program,
+    Seconds,
     Shown,
     SignalRequest,
     StartRequest,
@@ -169,6 +171,8 @@ class Job:
     save_pid: bool = False
     is_strict: bool = False
     stacks_on_failure: bool = False
+    hang_timeout_s: Seconds | None = None
+    hang_action: HangAction = "report"
 
 
 @record

@@ -231,7 +231,8 @@ class Judgement:
     is_preempted: bool = False
     """The signal announced a preemption."""
     fault: Shown = ""
-    """Why no member could be reached any more, as a clause; empty: they could."""
+    """Why the job was ended without a failure of its own, as a clause: no member could be reached any more,
+    or it hung. Empty: for another reason."""
     stacks: tuple[NodeStacks, ...] = ()
     """What the other workers executed when one had failed, of `MOST_STACKS` workers at most."""
     quitter: Shown = ""

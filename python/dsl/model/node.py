@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from dsl.model.job import Notice
-    from dsl.model.request import BindingRule
+    from dsl.model.request import BindingRule, HangAction
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
@@ -198,6 +198,10 @@ class NodePlan:
     """What a worker that failed means for the others."""
     stacks_on_failure: bool = False
     """When a worker fails, the agent looks at what the others execute, and stops them then."""
+    hang_timeout_s: float | None = None
+    """After so many seconds without progress of any rank the job hangs; None: this agent does not watch."""
+    hang_action: HangAction = "report"
+    """What follows then."""
     is_conducted: bool = False
     """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()

@@ -1,10 +1,11 @@
 """What a view into a running job asks, and what the agents of the job answer.
 
 A view connects to the socket of the job. The agent there says `JobView` at once. The view sends `Look`; for
-each node that can be seen it gets `NodeStatus` or `NodeStacks`, in several parts if the node has many ranks,
-then `Looked`. `SignalRank` is answered with `Signalled`, if the rank is still there, and `Looked`. The head
-of a job on several hosts passes a question on to the agents there, which answer in the same way, and passes
-their answers back. A view that says `Follow` gets `Followed`, and from then on the output of the job.
+each node that can be seen it gets `NodeStatus`, `NodeStacks` or `NodePulse`, in several parts if the node
+has many ranks, then `Looked`. `SignalRank` is answered with `Signalled`, if the rank is still there, and
+`Looked`. The head of a job on several hosts passes a question on to the agents there, which answer in the
+same way, and passes their answers back. A view that says `Follow` gets `Followed`, and from then on the
+output of the job.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Annotated, Any, Literal, TypeAlias
 
 # Text, as in `dsl.model.request`.
-Sight: TypeAlias = "Literal['status', 'stacks', 'native']"
+Sight: TypeAlias = "Literal['status', 'stacks', 'native', 'pulse']"
 Percent: TypeAlias = "Annotated[int, -1, 100]"
 Share: TypeAlias = "Annotated[float, 0, 1_000_000]"
 
@@ -60,7 +61,8 @@ class Look:
     number: Count
     """The number of this question, which the answers carry."""
     what: Sight = "status"
-    """``status``: figures of the kernel; ``stacks``: what the threads execute; ``native``: C frames, too."""
+    """``status``: figures of the kernel; ``stacks``: what the threads execute; ``native``: C frames, too;
+    ``pulse``: counters that stand still in a rank that makes no progress."""
 
     with_logs: bool = False
     """`RankStatus` has the paths of log files, too."""
@@ -205,6 +207,10 @@ class ThreadStack:
     """It executes its Python handler of this signal; 0: none, or unknown."""
     cpu_share: Share = 0.0
     """CPUs that a descendant used while we looked."""
+    switches: Moment = 0
+    """How often it has begun to wait so far."""
+    is_bare_loop: bool = False
+    """By its source it executes a loop that does nothing, such as ``while True: pass``."""
 
 
 @record
@@ -223,6 +229,10 @@ class RankStacks:
     """The kernel's letter, as in `RankStatus`."""
     cpu_share: Share = 0.0
     """CPUs that its process and its descendants used while we looked."""
+    cpu_ms: Moment = 0
+    """CPU time of these processes so far, in milliseconds."""
+    naps: bool = False
+    """A descendant sleeps for a time that it has chosen."""
     major_faults: Moment = 0
     """Pages a second that it had to wait for, because they were not in memory."""
     store: Shown = ""
@@ -251,16 +261,44 @@ class NodeStacks:
     """Its workers, by local rank."""
 
 
+@record
+class RankPulse:
+    """How far one worker has come, as far as the kernel counts it."""
+
+    local_rank: Count
+    """Its index within its node."""
+    mark: Shown
+    """The same text as long as its processes read and write nothing, and none comes or goes. Empty: it does
+    not run."""
+
+
+@record
+class NodePulse:
+    """agent to the watch for hangs: how far the workers of one node have come."""
+
+    number: Count
+    """The number of the question."""
+    node_rank: Count
+    """Number of the node."""
+    host: Shown
+    """Name of its host."""
+    attempt: Count
+    """The attempt that runs there."""
+    ranks: tuple[RankPulse, ...]
+    """Its workers, by local rank."""
+
+
 def gather(answers: Iterable[object]) -> tuple[list[Any], tuple[str, ...]]:
     """Put the parts of the answers to one question together, until `Looked`.
 
-    Returns a `NodeStatus` or `NodeStacks` for each node, by node rank, and the hosts that have not answered.
+    Returns a `NodeStatus`, `NodeStacks` or `NodePulse` for each node, by node rank, and the hosts that have
+    not answered.
     """
     nodes: dict[int, Any] = {}
     for one in answers:
         if isinstance(one, Looked):
             return [nodes[rank] for rank in sorted(nodes)], one.missing
-        if isinstance(one, (NodeStatus, NodeStacks)):
+        if isinstance(one, (NodeStatus, NodeStacks, NodePulse)):
             before = nodes.get(one.node_rank)
             nodes[one.node_rank] = one if before is None else replace(one, ranks=(*before.ranks, *one.ranks))
     return [nodes[rank] for rank in sorted(nodes)], ()

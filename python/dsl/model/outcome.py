@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.request import Count, Shown
+from dsl.model.request import Count, HangAction, RankOrNone, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
 
+HANG_CODE = 124
+"""Exit code of a job that was ended because it hung, as of a command that ``timeout`` has ended."""
+
 KEPT = 3
 """How many of the ended attempts are kept whole."""
 
+SIGKILL = 9
 SIGNAL_CODES = 128
 """Exit codes above this one stand for signals."""
 
@@ -73,6 +77,39 @@ class TimerExpired:
 
 
 @record
+class Hang:
+    """The job hangs: an event of the watch for hangs."""
+
+    attempt: int
+    """The attempt that hangs."""
+    still_s: float
+    """For how many seconds no rank had made any progress."""
+    action: HangAction
+    """What the user wants to follow."""
+    lines: tuple[str, ...]
+    """What the ranks do, as `dsl-stacks` prints it."""
+    ranks: tuple[int, ...]
+    """Global ranks that have to end, so that the job can start again."""
+
+    @property
+    def why(self) -> str:
+        """The hang in one clause."""
+        return f"the job hung, without progress for {self.still_s:g} s: {self.lines[0]}"
+
+
+@record
+class EndHung:
+    """conductor to agent, and an event: the job hangs. Those of the ranks that run here have to end."""
+
+    attempt: Count
+    """The attempt that hangs."""
+    ranks: tuple[RankOrNone, ...]
+    """Their global ranks."""
+    why: Shown
+    """The hang in one clause."""
+
+
+@record
 class PatienceOver:
     """A wait that a decision asked for is over."""
 
@@ -109,7 +146,25 @@ class AttemptOutcome:
     @property
     def code(self) -> int:
         """The exit code that this attempt alone gives (G2)."""
+        if self.fatal_hang is not None:
+            return HANG_CODE
         return exit_code(self.exits, self.ended, self.cause)
+
+    @property
+    def fatal_hang(self) -> Hang | None:
+        """The hang for which its workers were stopped; None: they ended for another reason."""
+        if self.cause is not None or self.ended.stop_signal is not None:
+            return None
+        return next((one for one in self.news if isinstance(one, Hang) and one.action == "stop"), None)
+
+    @property
+    def cause_hang(self) -> EndHung | None:
+        """The hang for which the worker of `cause` was ended."""
+        cause = self.cause
+        if cause is None or cause.caused_by_stop or cause.signal != SIGKILL:
+            return None
+        rank = self.plan.workers[cause.worker].rank
+        return next((one for one in self.news if isinstance(one, EndHung) and rank in one.ranks), None)
 
     @property
     def is_preempted(self) -> bool:
@@ -129,7 +184,7 @@ class AttemptOutcome:
     def cause_server(self) -> ForkServerLost | None:
         """The fork server whose death killed the worker of `cause`."""
         cause = self.cause
-        if cause is None or cause.caused_by_stop or cause.signal != 9:
+        if cause is None or cause.caused_by_stop or cause.signal != SIGKILL:
             return None
         taken = [one for one in self.lost_servers if cause.worker in one.workers]
         return taken[0] if taken else None

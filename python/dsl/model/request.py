@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Text, so that the codec can read it: nothing else uses these types at run time.
 ProgramKind: TypeAlias = "Literal['script', 'module', 'program', 'call']"
 StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'auto']"
+HangAction: TypeAlias = "Literal['report', 'stop', 'restart']"
 Level: TypeAlias = "Literal['debug', 'detail', 'info', 'warning', 'error', 'critical']"
 Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
 Seconds: TypeAlias = "Annotated[float, 0, 1_000_000_000]"
@@ -34,6 +35,8 @@ DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500
 DEFAULT_GRACE_S = 30.0
 DEFAULT_PARTIAL_S = 1.0
+LEAST_HANG_S = 1.0
+"""The watch for hangs needs at least so long for its looks."""
 DEFAULT_HEARTBEAT_S = 15.0
 DEFAULT_DEBUG_PORT = 5678
 DEFAULT_DEBUG_ADDRESS = "127.0.0.1"
@@ -264,6 +267,9 @@ class Request:
     """The command goes to the background."""
     stacks_on_failure: bool = False
     """When a worker fails, look at what the others execute before they are stopped."""
+    hang_timeout_s: float | None = None
+    """Seconds without any progress after which the job counts as hanging; None: nobody watches."""
+    hang_action: HangAction = "report"
     events: str | None = None
     """File for the events of the job; None: they are not recorded."""
 

@@ -150,6 +150,23 @@ def _is_collective(doing: Doing) -> bool:
 # What one rank does.
 
 
+def waits_in_collective(rank: RankStacks) -> bool:
+    """Whether the main thread of a rank is in a collective operation."""
+    return _is_collective(doing(rank))
+
+
+def spins_in_collective(rank: RankStacks) -> bool:
+    """Whether the innermost Python frame of its main thread is a collective operation itself."""
+    main = next((one for one in rank.threads if one.is_main), None)
+    frames = python_frames(main) if main is not None else []
+    return bool(frames) and frames[0].function in _COLLECTIVES and "/torch/distributed/" in frames[0].file
+
+
+def is_known_wait(thread: ThreadStack, rank: RankStacks) -> bool:
+    """Whether a thread is in a function that is known to wait, and may look again and again meanwhile."""
+    return _thread_doing(thread, rank).verb == "wait"
+
+
 def doing(rank: RankStacks) -> Doing:
     """What a rank does, judged by its main thread."""
     if not rank.pid or rank.state in ("Z", "X"):
@@ -258,6 +275,11 @@ def _descendant(thread: ThreadStack, rank: RankStacks) -> str:
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame of code that is no library; None: there is none."""
     return next((one for one in frames if _is_users(one)), None)
+
+
+def python_frames(thread: ThreadStack) -> list[Frame]:
+    """The frames of a thread that are no C frames, innermost first."""
+    return [one for one in thread.frames if _is_python(one)]
 
 
 def _is_users(frame: Frame) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 
 from dsl._record import record
 from dsl.lists import with_port
-from dsl.machine.kernel_files import list_names, read_fact
+from dsl.machine.kernel_files import list_names, read_fact, read_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 MOST_TASKS = 512
 """Threads of a process at which we look."""
@@ -54,6 +55,7 @@ OF_PATH = {
     "rename": 0,
     "truncate": 0,
 } | dict.fromkeys(("openat", "mkdirat", "unlinkat", "newfstatat", "renameat", "renameat2", "statx"), 1)
+SLEEPS = ("nanosleep", "clock_nanosleep")
 STANDARD = ("stdin", "stdout", "stderr")
 
 
@@ -110,6 +112,38 @@ def descendants(pid: int, processes: Iterable[Task]) -> list[Task]:
     return found
 
 
+def pulses(pids: Sequence[int]) -> list[str]:
+    """For each of these processes a text that changes with what it and its descendants read or write.
+
+    It also changes when a descendant comes or goes, and with each page that had to be read from disk. Empty:
+    there is no such process. Counters that may not be read make a text that is never the same.
+    """
+    processes = read_processes()
+    found = []
+    for pid in pids:
+        tree = [processes[pid], *descendants(pid, processes.values())] if pid in processes else []
+        living = [process for process in tree if process.state not in "ZX"]
+        count = sum(_bytes_passed(process.tid) for process in living)
+        faults = sum(process.major_faults for process in living)
+        found.append(f"{count} {faults} {' '.join([str(one.tid) for one in living])}" if living else "")
+    return found
+
+
+def _bytes_passed(pid: int) -> int:
+    """Bytes that a process has read and written by system calls, other than those for sockets alone."""
+    fields = read_fields(f"/proc/{pid}/io")
+    try:
+        return int(fields["rchar"]) + int(fields["wchar"])
+    except (KeyError, ValueError):
+        return time.monotonic_ns()
+
+
+def switches(pid: int, tid: int) -> int:
+    """How often a thread has begun to wait so far."""
+    text = read_fields(f"/proc/{pid}/task/{tid}/status").get("voluntary_ctxt_switches", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def is_python(pid: int) -> bool:
     """Whether a process runs a Python interpreter."""
     try:
@@ -140,6 +174,12 @@ def variables(pid: int, names: Iterable[str]) -> dict[str, str]:
         return {}
     pairs = dict([entry.partition("=")[::2] for entry in entries])
     return {name: pairs[name] for name in names if name in pairs}
+
+
+def naps(pid: int) -> bool:
+    """Whether the main thread of a process sleeps for a time that it has chosen."""
+    number = read_fact(f"/proc/{pid}/syscall").partition(" ")[0]
+    return number.isdecimal() and CALLS.get(os.uname().machine, {}).get(int(number)) in SLEEPS
 
 
 class CallReader:

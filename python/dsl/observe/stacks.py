@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -24,6 +26,7 @@ from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.observation import Look, RankStacks, RankStatus, ThreadStack
 from dsl.observe import flight_recorder, kernel_view, py_spy
+from dsl.observe.bare_loop import is_bare_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ MOST_CHILDREN = 4
 """Python descendants of a worker at whose stacks we look."""
 BUSY = 0.1
 """A descendant that uses more of a CPU works."""
+LONGEST_SOURCE = 1 << 20
+"""Bytes of a source file that is read."""
 
 DATA_LOADER = "torch/utils/data/dataloader.py"
 MEETING = "init_process_group"
@@ -146,6 +151,8 @@ class _Round:
                     channel=kernel_view.channel(pid, tid) if task else "",
                     call=calls.read(tid) if task else "",
                     signal=python.signal if python else 0,
+                    switches=kernel_view.switches(pid, tid) if task else 0,
+                    is_bare_loop=tid == pid and _is_idle(task, python),
                 )
             )
         return shown
@@ -187,8 +194,11 @@ class _Round:
         if now is None or now.state in "ZX":
             return replace(found, pid=0, threads=(), problem="")
         share = self._share_of(before, now)
+        ticks = now.cpu_ticks
         for process in below:
-            share += self._share_of(process, kernel_view.read_task(f"/proc/{process.tid}"))
+            later = kernel_view.read_task(f"/proc/{process.tid}")
+            share += self._share_of(process, later)
+            ticks += later.cpu_ticks if later else 0
         faults = now.major_faults - before.major_faults if before else 0
         span_s = time.monotonic() - self._begin_s
         return replace(
@@ -196,6 +206,8 @@ class _Round:
             threads=tuple(shown),
             state=now.state,
             cpu_share=min(share, 1e6),
+            cpu_ms=int(ticks * self._tick * 1000),
+            naps=any(kernel_view.naps(process.tid) for process in below),
             major_faults=int(max(faults, 0) / span_s),
         )
 
@@ -203,6 +215,27 @@ class _Round:
 def _python_of(pid: int, below: Sequence[Task]) -> int:
     """The Python process of a worker: itself, or the nearest below a wrapper such as a shell; 0: none."""
     return next((one for one in (pid, *[process.tid for process in below]) if kernel_view.is_python(one)), 0)
+
+
+def _is_idle(task: Task | None, python: PythonThread | None) -> bool:
+    """Whether a thread runs, and its source says that it does nothing."""
+    if task is None or task.state != "R" or python is None or not python.frames:
+        return False
+    frame = next((one for one in python.frames if one.line), python.frames[0])
+    return _is_bare_loop(frame.file, frame.line)
+
+
+@functools.cache  # many ranks are at the same line
+def _is_bare_loop(path: str, line: int) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        source = file.read(LONGEST_SOURCE + 1)
+    return len(source) <= LONGEST_SOURCE and is_bare_loop(source.decode("utf-8", "replace"), line)
 
 
 def _collective(pid: int, shown: Sequence[ThreadStack]) -> Mapping[str, object]:

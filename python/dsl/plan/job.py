@@ -23,7 +23,7 @@ LEAST_HEARTBEAT_S = 1
 
 SHARED = (
     *("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict"),
-    "stacks_on_failure",
+    *("stacks_on_failure", "hang_timeout_s", "hang_action"),
 )
 """Fields that a job takes from its request as they are."""
 
@@ -110,6 +110,9 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         job = elastic.elastic_job(job, request, nodes, facts, is_remote=active.is_remote)
     notices = (*unused, *active.notices)
     if not active.is_remote:
+        if len(active.hosts) > 1:
+            job, told = _unwatched(job, "with --no_ssh")
+            notices = (*notices, *told)
         return JobPlan(job, active.node_rank, notices)
     from dsl.model.remote import RANK_LAUNCHERS
     from dsl.plan.remote import plan_remote, remote_variables
@@ -199,6 +202,7 @@ def _unused_host_options(request: Request) -> list[Notice]:
 def _unused_options(request: Request) -> list[Notice]:
     """Warnings for options of both commands that have no effect as they are given."""
     start, signals, debug = request.start, request.signals, request.debug
+    hang_action = None if request.hang_action == "report" else request.hang_action
     is_executed, server_per = start.method in ("spawn", "fork"), start.server_per
     found = [
         *_idle("--preempt-signal", ("--preempt-grace", signals.preempt_grace_s, signals.preempt is None)),
@@ -207,10 +211,19 @@ def _unused_options(request: Request) -> list[Notice]:
             ("--preload", start.preload or None, is_executed),
             ("--fork-server-per", None if server_per == "node" else server_per, is_executed),
         ),
+        *_idle("--hang-timeout", ("--hang-action", hang_action, request.hang_timeout_s is None)),
     ]
     if debug != DebugRequest(ranks=debug.ranks) and not debug.ranks:
         found.append(Notice("warning", UNUSED_DEBUG))
     return found
+
+
+def _unwatched(job: Job, where: str) -> tuple[Job, list[Notice]]:
+    """The job without a watch for hangs: each of its nodes sees only its own ranks."""
+    if job.hang_timeout_s is None:
+        return job, []
+    text = f"--hang-timeout has no effect {where}: no node sees the ranks of the others"
+    return replace(job, hang_timeout_s=None), [Notice("warning", text)]
 
 
 def _idle(needed: str, *options: tuple[str, object, bool]) -> list[Notice]:
@@ -239,6 +252,9 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
         **_wishes(request),
     )
     notices = [*meeting_notices(asked, nodes), *_unused_options(request)]
+    if job.meeting.kind == "dynamic":
+        job, told = _unwatched(job, "on nodes that meet by --rdzv-backend")
+        notices += told
     is_placed = job.meeting.kind == "static" and job.node_count > 1
     node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))

@@ -148,6 +148,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         import_throttle=job.start.import_throttle,
         on_failure="report" if job.stacks_on_failure else "stop",
         stacks_on_failure=job.stacks_on_failure,
+        hang_timeout_s=job.hang_timeout_s,
+        hang_action=job.hang_action,
     )
     if job.debug.ranks:
         from dsl.plan.debugging import with_debugger

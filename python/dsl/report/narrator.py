@@ -25,6 +25,7 @@ from dsl.model.outcome import (
     AttemptEnded,
     AttemptStarted,
     Awaiting,
+    Hang,
     Outcome,
     OutputCut,
     Prewarmed,
@@ -34,7 +35,7 @@ from dsl.model.outcome import (
 from dsl.model.request import LEVELS, Level
 from dsl.report import speak
 from dsl.report.speak import say, write
-from dsl.report.verdict import cause_last, file_error, survivor, verdict
+from dsl.report.verdict import cause_last, file_error, hang_lines, survivor, verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -155,6 +156,9 @@ class Narrator:
             self._hear_prewarmed(event)
         elif isinstance(event, TimerExpired):
             self._hear_timer(event)
+        elif isinstance(event, Hang):
+            for line in hang_lines(event):
+                self.say(line, "error")
         elif isinstance(event, Stopping):
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
@@ -324,12 +328,14 @@ def judge_attempt(attempt: AttemptOutcome) -> Judgement | None:
         isinstance(event, SignalReceived) and event.signum == signum and event.from_terminal
         for event in attempt.news
     )
+    hang = attempt.fatal_hang
     context = Context(
         plan.command,
         signum,
         is_key=is_key,
         is_preempted=attempt.is_preempted,
         preempt_signal=plan.preempt_signal,
+        hang="" if hang is None else hang.why,
         sees_all=plan.world_size <= len(plan.workers),
     )
     return judge_alone(attempt.report, context)

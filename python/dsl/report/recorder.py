@@ -18,6 +18,7 @@ from dsl.model.outcome import (
     AttemptEnded,
     AttemptOutcome,
     AttemptStarted,
+    Hang,
     MembershipChanged,
     Outcome,
     OutputCut,
@@ -45,7 +46,7 @@ SCHEMA = 1
 LONGEST_LINE = 1 << 18
 """Most characters of a line from another host."""
 
-HEAD_EVENTS = (SignalReceived, LogNotice, OutputCut, Outcome)
+HEAD_EVENTS = (SignalReceived, LogNotice, Hang, OutputCut, Outcome)
 """What a head records of its own: its other events are about the programs that reach hosts."""
 
 
@@ -163,7 +164,7 @@ class Recorder:
             self.membership(left=event.left, nodes=event.membership.node_count)
         elif isinstance(event, RestartFailed):
             self.tell("RestartFailed", why=str(event.error))
-        elif isinstance(event, (TimerExpired, Prewarmed, OutputCut)):
+        elif isinstance(event, (TimerExpired, Hang, Prewarmed, OutputCut)):
             self.tell(type(event).__name__, **_plain(event))
         elif isinstance(event, Outcome):
             self._hear_outcome(event)

@@ -6,7 +6,7 @@ No other module words a failure, and nothing reads these words again.
 from __future__ import annotations
 
 from dsl.lists import format_ranges
-from dsl.model.outcome import SIGNAL_CODES
+from dsl.model.outcome import HANG_CODE, SIGNAL_CODES
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dsl import Exit
     from dsl.model.judgement import Absence, Alike, Evidence, Failed, Judgement, Report, ServerLost, Survivor
+    from dsl.model.outcome import Hang
 
 # Words for the steps of a start whose engine names would not tell the user much.
 STAGES = {"stdio": "its log file or stream"}
@@ -55,6 +56,18 @@ def _others_then(judgement: Judgement) -> list[str]:
 
     first, *rest = explain(judgement.stacks)
     return [f"the others at that moment: {first}", *[f"  {line}" for line in rest if line]]
+
+
+def hang_lines(hang: Hang) -> list[str]:
+    """Lines about a job that hangs: what its ranks do, and what follows."""
+    ranks = name_workers(map(str, hang.ranks))
+    following = {
+        "report": "the job goes on (--hang-action report)",
+        "stop": f"ending the job with exit code {HANG_CODE} (--hang-action stop)",
+        "restart": f"ending {ranks}, as if it had failed (--hang-action restart)",
+    }
+    first = f"the job hangs, no rank has made progress for {hang.still_s:g} s: {following[hang.action]}"
+    return [first, *hang.lines]
 
 
 def _causes(judgement: Judgement) -> list[str]:
