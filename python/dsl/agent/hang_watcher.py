@@ -63,16 +63,18 @@ class HangWatcher:
     def close(self) -> None:
         """End the watch."""
         self._is_over.set()
+        self._ours.close()
 
     def _run(self) -> None:
-        while not self._is_over.wait(self._watch.interval_s):
-            try:
-                self._look()
-            except (OSError, EngineError):
-                continue  # between two attempts, or at the end of the job
-            except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-                complain(self._command, error)
-                return
+        with self._theirs:
+            while not self._is_over.wait(self._watch.interval_s):
+                try:
+                    self._look()
+                except (OSError, EngineError):
+                    continue  # between two attempts, or at the end of the job
+                except Exception as error:  # noqa: BLE001  users never see a traceback of ours
+                    complain(self._command, error)
+                    return
 
     def _look(self) -> None:
         watch = self._watch

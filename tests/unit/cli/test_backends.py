@@ -72,6 +72,8 @@ IN_THE_JOB = {
     "prewarm": Case(),
     "import_throttle": Case("2"),
     "stacks_on_failure": Case(),
+    "hang_timeout": Case("600"),
+    "hang_action": Case("stop", with_="--hang-timeout 600"),
     "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
     "debug": Case("all"),
     "debug_port": Case("7000", with_="--debug"),

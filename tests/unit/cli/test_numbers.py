@@ -60,6 +60,7 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
 }
 BOTH = {
     "grace": NO_SECONDS,
+    "hang_timeout": ("0", "0.9", *NO_SECONDS),
     "preempt_signal": ("65", *[text for text in NO_COUNTS if text]),
     "preempt_grace": NO_SECONDS,
     "partial_after": NO_SECONDS,

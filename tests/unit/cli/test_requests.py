@@ -62,6 +62,8 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "events": ("e", "events", "e"),
     "detach": ("", "detaches", True),
     "stacks_on_failure": ("", "stacks_on_failure", True),
+    "hang_timeout": ("600", "hang_timeout_s", 600.0),
+    "hang_action": ("stop", "hang_action", "stop"),
 }
 DEEPSPEED: dict[str, tuple[str, str, Any]] = {
     "hostfile": ("h", "resources.hostfile", "h"),

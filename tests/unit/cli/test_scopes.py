@@ -71,6 +71,8 @@ BOTH = {
     "events": Case("e"),
     "detach": Case(),
     "stacks_on_failure": Case(),
+    "hang_timeout": Case("600"),
+    "hang_action": Case("stop", with_="--hang-timeout 600"),
     "log_level": Case("debug"),
     "module": Case(),
     "no_python": Case(),

@@ -27,6 +27,8 @@ OURS = {
     "--report-bindings",
     "--detach",
     "--stacks-on-failure",
+    "--hang-timeout",
+    "--hang-action",
     "--doctor",
     "--events",
     "--dry-run",
