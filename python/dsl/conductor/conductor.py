@@ -206,7 +206,7 @@ class Conductor:
         """Act on a hang as the user wishes."""
         self._now_s = now_s
         attempt = self._attempt
-        if self._is_over or attempt is None or attempt.is_stopping or attempt.number != hang.attempt:
+        if self.roster.is_over or attempt is None or attempt.is_stopping or attempt.number != hang.attempt:
             return []
         if hang.action == "restart":
             return self._to_running(EndHung(hang.attempt, hang.ranks, hang.why))
