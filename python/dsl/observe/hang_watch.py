@@ -93,7 +93,7 @@ class HangWatch:
         return self.still_s >= self._timeout_s / 2
 
     def hear_stacks(self, now_s: float, nodes: Sequence[NodeStacks], missing: Sequence[str] = ()) -> bool:
-        """Hear the stacks of all ranks. Whether the job hangs; a hang is said once."""
+        """Hear the stacks of all ranks. Whether the job hangs; each hang is reported once."""
         ranks = {(node.node_rank, one.local_rank): one for node in nodes for one in node.ranks}
         span_s = max(now_s - self._looked_s, 1e-3)
         before = self._first
