@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _io
+import _weakref
+import gc
 import os
 import posix
 import sys
@@ -128,13 +131,12 @@ class _Survivors:
     """Objects of the worker that modules of the server hold. They end when this object does."""
 
     def __init__(self) -> None:
-        gc, io, weakref = (sys.modules.get(name) or __import__(name) for name in ("gc", "_io", "_weakref"))
         files = [getattr(sys, f"__{name}__", None) for name in ("stdin", "stdout", "stderr")]
         buffers = [getattr(one, "buffer", None) for one in files]
         raws = [getattr(one, "raw", None) for one in buffers]
         spared = {id(one) for one in (self, *files, *buffers, *raws)}
         # The parts of a file from the outer to the inner, behind all that may still write to it.
-        parts = [vars(io)[name] for name in ("_TextIOBase", "_BufferedIOBase", "_RawIOBase")]
+        parts = [vars(_io)[name] for name in ("_TextIOBase", "_BufferedIOBase", "_RawIOBase")]
         places: dict[type, int] = {}
         found: list[tuple[int, Any]] = []
         # The server's objects are frozen, and not among them.
@@ -147,7 +149,7 @@ class _Survivors:
                 places[kind] = place if ends else -1
             if places[kind] >= 0 and id(one) not in spared:
                 try:
-                    found.append((places[kind], weakref.ref(one)))
+                    found.append((places[kind], _weakref.ref(one)))
                 except TypeError:
                     continue  # nothing refers to it weakly
         self._references = [reference for _place, reference in sorted(found, key=_first)]
