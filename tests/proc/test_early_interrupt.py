@@ -172,7 +172,7 @@ if any(word.endswith("/boot.py") for word in sys.orig_argv):
 
 @pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("program", ["script", "module"])
-def test_an_interrupt_of_a_forked_worker_before_its_program_is_silent(
+def test_an_interrupt_of_a_forked_worker_before_or_after_its_program_is_silent(
     program: str, dsl_command: Path, tmp_path: Path
 ) -> None:
     """As an executed worker's is until Python has made it an exception."""
@@ -199,7 +199,10 @@ def test_an_interrupt_of_a_forked_worker_before_its_program_is_silent(
         )
         if not hit.exists() or (program == "module" and at > 8):  # there the imports of Python's runpy follow
             break
-        hits += 1
         assert "dsl/forkserver" not in ended.stderr, (at, ended.stderr)
+        if ended.stdout:  # the program has ended: the interrupt comes too late
+            assert (ended.returncode, ended.stderr) == (0, ""), at
+            continue
+        hits += 1
         assert ended.returncode == 130, (at, ended.stderr)
     assert hits >= 3

@@ -13,11 +13,14 @@ from dsl.forkserver import streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as _signal
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
     from dsl._core import ForkOrder
+else:
+    import _signal
 
 # Modules that report objects as leaks if they still exist at the end. In a worker they do: `gc.freeze` keeps
 # the memory of the server shared, so its objects are not collected.
@@ -87,6 +90,9 @@ class Preloaded:
 
     def _leave(self) -> None:
         """Let the interpreter clear the worker's own modules only. Threads and exit functions have ended."""
+        # From here on Ctrl-C changes nothing any more, and must not show a traceback of ours.
+        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         modules = sys.modules
         may_skip = self._may_skip_interpreter()
         mutes = any(name in modules for name in _TELL_LEAKS)
