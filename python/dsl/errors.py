@@ -25,6 +25,10 @@ class EventsFileError(DslError):
     """The file of ``--events`` cannot be written, or belongs to another user."""
 
 
+class MetricsError(DslError):
+    """The file of ``--metrics`` cannot be written, or its port is not free."""
+
+
 class TimelineError(DslError):
     """The timeline of a record cannot be drawn or written."""
 

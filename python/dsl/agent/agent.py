@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.failure_look import FailureLook
     from dsl.agent.hang_watcher import HangWatcher
+    from dsl.agent.metrics import Metrics
     from dsl.agent.views import Views
     from dsl.model.node import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
@@ -122,12 +123,12 @@ class Agent:
     """Runs the attempts of one node's part of a job, whose first is ``plan``.
 
     The constructor prepares everything that needs no supervisor: a command makes its agent before it forks,
-    when nothing has to be copied yet. The agent waits for ``channels`` together with the engine. ``policy``
-    says what follows from an event. ``stdin_is_terminal``: the worker that reads our stdin gets a terminal.
-    ``routine``: listeners also hear of starts and clean exits, at once. ``command_pid``: the pid by which the
-    user knows the job; views into it call at a socket with this name. 0: they call elsewhere. ``elsewhere``:
-    what they see of other hosts. ``records``: a listener records the job: as ``routine``, and listeners hear
-    of the first output of each worker.
+    when nothing has to be copied yet. It raises MetricsError. The agent waits for ``channels`` together with
+    the engine. ``policy`` says what follows from an event. ``stdin_is_terminal``: the worker that reads our
+    stdin gets a terminal. ``routine``: listeners also hear of starts and clean exits, at once.
+    ``command_pid``: the pid by which the user knows the job; views into it call at a socket with this name.
+    0: they call elsewhere. ``elsewhere``: what they see of other hosts. ``records``: a listener records the
+    job: as ``routine``, and listeners hear of the first output of each worker.
     """
 
     def __init__(
@@ -157,6 +158,13 @@ class Agent:
         """What follows when the look is over; None: nothing."""
         self._decide = policy
         self._routine = routine or records
+        self._metrics: Metrics | None = None
+        if plan.metrics is not None and command_pid:
+            from dsl.agent.metrics import Metrics
+
+            has_own = elsewhere is None or elsewhere.has_own
+            self._metrics = Metrics(plan.metrics, plan.command, counts_exits=has_own)
+            listeners = (*listeners, self._metrics)
         self._listeners = listeners
         self._channels = channels
         self._stdin_is_terminal = stdin_is_terminal
@@ -186,6 +194,8 @@ class Agent:
             supervisor.unlisten()
         if self._watcher is not None:
             self._watcher.close()
+        if self._metrics is not None:
+            self._metrics.end(outcome)
         return outcome
 
     def _prepare(self, plan: NodePlan) -> None:
@@ -207,6 +217,7 @@ class Agent:
         if self._command_pid:
             self._let_look(supervisor)
             self._watch_for_hangs(supervisor)
+            self._show_metrics(supervisor)
         while True:
             decision = self._attend(supervisor)
             if decision.kind in WAITS:
@@ -254,6 +265,15 @@ class Agent:
             complain(plan.command, error)
         else:
             self._channels = (*self._channels, self._watcher)
+
+    def _show_metrics(self, supervisor: Supervisor) -> None:
+        if self._metrics is None:
+            return
+        views = self._views_of(supervisor)
+        try:
+            self._metrics.begin(views.ask, views.view)
+        except RuntimeError as error:  # too many threads
+            complain(self._plan.command, error)
 
     def _end_hung(self, hung: EndHung, supervisor: Supervisor) -> None:
         """End those of our workers that hang: their failure is followed as any other."""

@@ -206,6 +206,7 @@ class Starters:
             tells_signals=True,
             hang_timeout_s=job.hang_timeout_s,
             hang_action=job.hang_action,
+            metrics=job.metrics,
         )
 
     def prepare(self) -> None:

@@ -146,7 +146,7 @@ class Views:
             else:
                 caller.sendall(to_line(message))
 
-        send(self._view())
+        send(self.view())
         lines = Lines(Look, SignalRank, Follow)
         while True:
             caller.settimeout(IDLE_S)
@@ -177,7 +177,8 @@ class Views:
             while caller.recv(CHUNK):
                 continue
 
-    def _view(self) -> JobView:
+    def view(self) -> JobView:
+        """What the job is."""
         state = self._state()
         plan = state.plan
         elsewhere = self._elsewhere

@@ -16,6 +16,7 @@ REFUSED = {
     "no_ssh": "one command has to reach all hosts",
     "detach": "a tuning asks and shows where it was started",
     "events": "each experiment is a job of its own",
+    "metrics": "each experiment is a job of its own",
     "debug": "an experiment is measured, not stepped through",
     "dry_run": "what is started follows from what was measured",
     "dry_run_json": "what is started follows from what was measured",

@@ -142,6 +142,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         hang_timeout_s=options.hang_timeout,
         hang_action=options.hang_action,
         events=options.events or None,
+        metrics=options.metrics or None,
     )
 
 

@@ -401,6 +401,10 @@ COMMON = {
         value(
             OURS, "--events", "FILE", "append what happens to the job to FILE, as lines of JSON",
         ),
+        value(
+            OURS, "--metrics", "[HOST:]PORT|FILE",
+            "figures of the job for Prometheus: at http://HOST:PORT/metrics (HOST: 127.0.0.1), or in FILE",
+        ),
     ),
     "showing the plan": (
         flag(

@@ -89,7 +89,8 @@ class LaunchConfig:
     has attached to it), stacks_on_failure (when a worker fails, report what the others do before they are
     stopped), hang_timeout_s (the job hangs if no rank makes progress for so many seconds; None: nobody
     watches), hang_action (what follows: ``"report"``, ``"stop"`` or ``"restart"``), events (a file to
-    which what happens to the job is appended, docs/events.md).
+    which what happens to the job is appended, docs/events.md), metrics (``"[HOST:]PORT"`` or a file: where
+    Prometheus finds figures of the job).
     """
 
     min_nodes: int
@@ -134,6 +135,7 @@ class LaunchConfig:
     hang_timeout_s: float | None = None
     hang_action: str = "report"
     events: str | None = None
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -207,6 +209,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         hang_timeout_s=config.hang_timeout_s,
         hang_action=config.hang_action,  # type: ignore[arg-type]  # it was checked
         events=config.events,
+        metrics=config.metrics,
     )
 
 

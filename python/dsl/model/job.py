@@ -173,6 +173,7 @@ class Job:
     stacks_on_failure: bool = False
     hang_timeout_s: Seconds | None = None
     hang_action: HangAction = "report"
+    metrics: Shown | None = None
 
 
 @record

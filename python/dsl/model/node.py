@@ -202,6 +202,8 @@ class NodePlan:
     """After so many seconds without progress of any rank the job hangs; None: this agent does not watch."""
     hang_action: HangAction = "report"
     """What follows then."""
+    metrics: str | None = None
+    """Where figures of the job are shown, if the command of this agent is the one that the user typed."""
     is_conducted: bool = False
     """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()

@@ -272,6 +272,8 @@ class Request:
     hang_action: HangAction = "report"
     events: str | None = None
     """File for the events of the job; None: they are not recorded."""
+    metrics: str | None = None
+    """Where the figures of the job are shown, as `dsl.report.metrics.read_target` reads it; None: nowhere."""
 
 
 @record

@@ -23,7 +23,7 @@ LEAST_HEARTBEAT_S = 1
 
 SHARED = (
     *("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict"),
-    *("stacks_on_failure", "hang_timeout_s", "hang_action"),
+    *("stacks_on_failure", "hang_timeout_s", "hang_action", "metrics"),
 )
 """Fields that a job takes from its request as they are."""
 

@@ -150,6 +150,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         stacks_on_failure=job.stacks_on_failure,
         hang_timeout_s=job.hang_timeout_s,
         hang_action=job.hang_action,
+        metrics=job.metrics,
     )
     if job.debug.ranks:
         from dsl.plan.debugging import with_debugger

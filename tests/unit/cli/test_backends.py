@@ -107,6 +107,7 @@ EXCEPTIONS = {
     "strict": "what it does not refuse starts as it does without",
     "node_rank": "it counts with --no_ssh alone",
     "events": "it is for the command on this host",
+    "metrics": "it is for the command on this host",
     "detach": "it is for the command on this host",
     "doctor": "nothing is started",
     "dry_run": "nothing is started",

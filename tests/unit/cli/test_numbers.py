@@ -78,7 +78,7 @@ NUMBERS.update({(command, dest): (values, "") for command in LINES for dest, val
 # Options whose value holds no number of ours.
 TEXTS = {
     *("hostfile", "master_addr", "launcher", "launcher_args", "venv_script", "enable_each_rank_log"),
-    *("debug_address", "events"),
+    *("debug_address", "events", "metrics"),
     *("role", "local_addr", "rdzv_backend", "rdzv_id", "rdzv_conf", "logs_specs", "log_line_prefix_template"),
     *("event_log_handler", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters", "preload"),
 }

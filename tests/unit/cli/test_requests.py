@@ -60,6 +60,7 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "log_level": ("debug", "log_level", "debug"),
     "strict": ("", "is_strict", True),
     "events": ("e", "events", "e"),
+    "metrics": ("9100", "metrics", "9100"),
     "detach": ("", "detaches", True),
     "stacks_on_failure": ("", "stacks_on_failure", True),
     "hang_timeout": ("600", "hang_timeout_s", 600.0),

@@ -69,6 +69,7 @@ BOTH = {
     "dry_run": Case(),
     "dry_run_json": Case(),
     "events": Case("e"),
+    "metrics": Case("9100"),
     "detach": Case(),
     "stacks_on_failure": Case(),
     "hang_timeout": Case("600"),

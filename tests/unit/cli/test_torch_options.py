@@ -31,6 +31,7 @@ OURS = {
     "--hang-action",
     "--doctor",
     "--events",
+    "--metrics",
     "--dry-run",
     "--dry-run-json",
     "--strict",

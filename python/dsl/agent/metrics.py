@@ -1,0 +1,215 @@
+"""``--metrics``: shows the figures of a job to Prometheus, at a port or in a file.
+
+All work is done on one thread, so the agent never waits for a reader. At a port nothing happens until
+somebody asks. One request is answered at a time, each has a deadline, and the figures are at least a second
+old before they are asked for again: a flood or a slow client delays only other requests.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from threading import Event, Lock
+from typing import TYPE_CHECKING
+
+from dsl import EngineError, Exited
+from dsl.errors import MetricsError
+from dsl.lists import LAST_PORT, parse_number, with_port
+from dsl.model.observation import JobView, Look
+from dsl.model.outcome import Hang, MembershipChanged, Outcome
+from dsl.report.metrics import CONTENT_TYPE, Tally, metrics_text
+from dsl.report.speak import complain, say
+from dsl.signals import start_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    Ask = Callable[[Look], "tuple[Sequence[Any], Sequence[str]]"]
+    """Puts a question to all nodes of the job. Returns their answers, and the hosts that have not answered.
+    Raises OSError or EngineError: the job is ending."""
+
+FRESH_S = 1.0
+"""Figures that are younger are shown again."""
+EVERY_S = 5.0
+"""Time between two writes of a file."""
+REQUEST_S = 2.0
+"""A client gets so long to send its request, and so long to take the answer."""
+LONGEST_REQUEST = 8192
+BACKLOG = 16
+"""Requests that wait."""
+
+
+class Metrics:
+    """A listener that shows the figures of a job at a port or in a file."""
+
+    def __init__(self, target: str, command: str, *, counts_exits: bool) -> None:
+        """``target``: as the option has it. ``counts_exits``: our workers are ranks of the job.
+
+        Raises:
+            MetricsError: the port or the file cannot be had.
+        """
+        self._command, self._counts_exits = command, counts_exits
+        self._tally = Tally()
+        self._lock = Lock()
+        self._is_over = Event()
+        self._text, self._asked_s = "", 0.0
+        self._path, self._listener = "", None
+        host, colon, port = target.rpartition(":")
+        number = None if "/" in target else parse_number(port)
+        if number is not None:
+            self._listener = _listen(host.strip("[]") if colon else "127.0.0.1", number)
+        else:
+            self._path = os.path.abspath(target)
+            _try_to_write(target, self._path)
+
+    def begin(self, ask: Ask, view: Callable[[], JobView]) -> None:
+        """Show the figures from now on. Raises RuntimeError: there are too many threads."""
+        self._ask, self._view = ask, view
+        start_thread(self._serve if self._listener is not None else self._keep_file, "dsl-metrics")
+
+    def hear(self, event: object) -> None:
+        """Count what happens."""
+        if isinstance(event, Exited):
+            end = event.exit
+            if self._counts_exits and end.status and not end.caused_by_stop:
+                self._tally.count_failure(end.signal, end.status)
+        elif isinstance(event, Hang):
+            self._tally.hangs += 1
+        elif isinstance(event, MembershipChanged):
+            self._tally.membership_changes += 1
+
+    def end(self, outcome: Outcome) -> None:
+        """The job is over: close the port, or write the file for the last time."""
+        self._is_over.set()
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._listener.close()
+            return
+        ended = outcome.code, time.time()
+        with self._lock:
+            self._write(metrics_text(self._view(), (), self._tally, ended=ended))
+
+    def _figures(self) -> str:
+        if not self._text or time.monotonic() - self._asked_s >= FRESH_S:
+            nodes, missing = self._ask(Look(0))
+            self._text = metrics_text(self._view(), nodes, self._tally, missing=len(missing))
+            self._asked_s = time.monotonic()
+        return self._text
+
+    def _serve(self) -> None:
+        assert self._listener is not None
+        while not self._is_over.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                if self._is_over.wait(FRESH_S):  # the job has ended, or there are too many descriptors
+                    return
+                continue
+            with client:
+                try:
+                    self._answer(client)
+                except (OSError, EngineError):
+                    continue  # the client has gone, or the job is ending
+                except Exception as error:  # noqa: BLE001  users never see a traceback of ours
+                    complain(self._command, error)
+                    return
+
+    def _answer(self, client: socket.socket) -> None:
+        method, path = _request(client)
+        if method not in ("GET", "HEAD"):
+            status, body = "405 Method Not Allowed", "only GET and HEAD are answered\n"
+        elif path.partition("?")[0] != "/metrics":
+            status, body = "404 Not Found", "the figures of the job are at /metrics\n"
+        else:
+            status, body = "200 OK", self._figures()
+        data = body.encode()
+        head = (
+            f"HTTP/1.0 {status}",
+            f"Content-Type: {CONTENT_TYPE}",
+            f"Content-Length: {len(data)}",
+        )
+        client.settimeout(REQUEST_S)
+        client.sendall("\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else data))
+        client.shutdown(socket.SHUT_WR)
+
+    def _keep_file(self) -> None:
+        while True:
+            try:
+                text = self._figures()
+                with self._lock:
+                    if not self._is_over.is_set():
+                        self._write(text)
+            except (OSError, EngineError):
+                pass  # between two attempts, or at the end of the job
+            except Exception as error:  # noqa: BLE001  users never see a traceback of ours
+                complain(self._command, error)
+                return
+            if self._is_over.wait(EVERY_S):
+                return
+
+    def _write(self, text: str) -> None:
+        if not self._path:
+            return
+        try:
+            _replace(self._path, text)
+        except OSError as error:
+            say(self._command, f"warning: metrics are no longer written to {self._path!r}: {error.strerror}")
+            self._path = ""
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 1 <= port <= LAST_PORT:
+        raise MetricsError(f"--metrics: {port} is no port, give a number from 1 to {LAST_PORT}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        # `create_server` adds words of its own to the kernel's.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        where = with_port(host, port)
+        raise MetricsError(f"--metrics cannot listen at {where}: {why}, choose another port") from None
+
+
+def _try_to_write(target: str, path: str) -> None:
+    """Fail now if the file cannot be written later. It begins empty."""
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(0, "it is a directory")
+        _replace(path, "")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise MetricsError(f"--metrics {target!r} cannot be written: {why}, choose another file") from None
+
+
+def _replace(path: str, text: str) -> None:
+    """Replace a file in one step, so that a reader sees the old text or the new one. Any user may read it."""
+    folder, name = os.path.split(path)
+    fd, part = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+def _request(client: socket.socket) -> tuple[str, str]:
+    """The method and the path of a request. Raises OSError if it is none, or does not come in time."""
+    deadline_s = time.monotonic() + REQUEST_S
+    data = b""
+    while b"\r\n\r\n" not in data and b"\n\n" not in data:
+        client.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+        more = client.recv(LONGEST_REQUEST)
+        data += more
+        if not more or len(data) > LONGEST_REQUEST:
+            raise OSError("no request of HTTP")
+    words = data.split(b"\n", 1)[0].decode("latin-1").split()
+    if len(words) != 3 or not words[2].startswith("HTTP/1"):
+        raise OSError("no request of HTTP")
+    return words[0], words[1]
