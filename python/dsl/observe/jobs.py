@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dsl.errors import DslError, JobFormatError
@@ -32,6 +33,7 @@ ANSWER_S = 15.0
 """How long a job may take to answer."""
 CHUNK = 1 << 16
 MOST_JOBS = 1000
+MOST_AT_ONCE = 32
 
 
 class RunningJob:
@@ -122,24 +124,31 @@ class RunningJob:
 
 
 def running_jobs() -> list[RunningJob]:
-    """Connect to all jobs of this user, in the order of their starts. Removes sockets that jobs have left."""
-    found = []
+    """Connect to all jobs of this user, in the order of their starts. Removes sockets that jobs have left.
+
+    All are asked at once: one that is stopped does not hold up the others.
+    """
+    paths = []
     for folder in socket_folders():
         try:
             about = os.lstat(folder)
             names = sorted(os.listdir(folder))[:MOST_JOBS] if about.st_uid == os.geteuid() else []
         except OSError:
             continue
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                if name.endswith(".sock"):
-                    found.append(RunningJob(path))
-            except ConnectionRefusedError:
-                _remove(path)
-            except (OSError, JobFormatError):
-                continue  # it has just ended, or is stopped
+        paths += [os.path.join(folder, name) for name in names if name.endswith(".sock")]
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+        found = [one for one in pool.map(_meet, paths) if one is not None]
     return sorted(found, key=lambda one: one.view.started_ns)
+
+
+def _meet(path: str) -> RunningJob | None:
+    try:
+        return RunningJob(path)
+    except ConnectionRefusedError:
+        _remove(path)
+    except (OSError, JobFormatError):
+        pass  # it has just ended, or is stopped
+    return None
 
 
 def find_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
