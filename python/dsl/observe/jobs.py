@@ -126,7 +126,7 @@ class RunningJob:
 def running_jobs() -> list[RunningJob]:
     """Connect to all jobs of this user, in the order of their starts. Removes sockets that jobs have left.
 
-    All are asked at once: one that is stopped does not hold up the others.
+    All are asked at once: a stopped job does not hold up the others.
     """
     paths = []
     for folder in socket_folders():
