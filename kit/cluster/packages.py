@@ -77,16 +77,24 @@ def folder_of_debian_packages() -> Path:
         raise Missing("a cluster needs Debian packages, and this machine has no apt-get")
     status = installed.read_text(encoding="utf-8", errors="replace")
     words = re.findall(r"^(?:Package|Status|Version|Architecture): .*$", status, re.MULTILINE)
-    return cache() / f"debian-{key(*DEBIAN, *words)}"
+    release = re.findall(r"^(?:ID|VERSION_ID)=.*$", Path("/etc/os-release").read_text(), re.MULTILINE)
+    return cache() / f"debian-{key(*DEBIAN, *release)}-{key(*words)}"
 
 
 def debian_packages() -> Path:
     """The directory with `usr` and `etc` of the unpacked packages.
 
+    If packages were installed on the machine since, the latest directory still has all that hosts need.
+
     Raises:
         Missing: it has not been made.
     """
-    return _complete(folder_of_debian_packages())
+    exact = folder_of_debian_packages()
+    if not exact.is_dir():
+        release = exact.name.rpartition("-")[0]
+        made = sorted(cache().glob(f"{release}-*"), key=lambda folder: folder.stat().st_mtime)
+        return _complete(made[-1] if made else exact)
+    return _complete(exact)
 
 
 def folder_of_wheel(name: str) -> Path:
