@@ -294,10 +294,10 @@ def set_up(wanted: argparse.Namespace) -> dict[str, str]:
             install_torch(python)
         if wanted.frameworks:
             install_frameworks(python, env, done)
-        if wanted.cluster:
-            prepare_cluster(python, env)
         if wanted.site:
             prepare_browser()
+        if wanted.cluster:
+            prepare_cluster(python, env)
         STAMP.write_text(json.dumps(done), encoding="utf-8")
     return env
 
