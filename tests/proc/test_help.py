@@ -7,10 +7,13 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from kit.waiting import until
 from tests.support.terminal import terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.terminal import Terminal
 
 COLOUR = re.compile(r"\x1b\[\d*m")
 PAGER = """#!/bin/sh
@@ -71,9 +74,16 @@ def test_what_fits_or_has_no_pager_is_printed(
     line = [str(dsl_command.with_name(command)), option]
     with terminal(line, {"PAGER": str(pager), **environ}, size=size) as screen:
         screen.reported("ended 0")
-        shown = screen.shown().decode().replace("\r\n", "\n")
+        # What the terminal shows may come later than the end of the command.
+        end = plain(dsl_command, command, option)[-40:]
+        until(lambda: COLOUR.sub("", text_of(screen)).endswith(end))
+        shown = text_of(screen)
     assert COLOUR.sub("", shown) == plain(dsl_command, command, option)
     assert bool(COLOUR.search(shown)) is (environ["TERM"] == "xterm" and "NO_COLOR" not in environ)
+
+
+def text_of(screen: Terminal) -> str:
+    return screen.shown().decode().replace("\r\n", "\n")
 
 
 def test_less_shows_a_screen_and_leaves_it(dsl_command: Path) -> None:
