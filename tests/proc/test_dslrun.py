@@ -487,8 +487,8 @@ def test_directories_that_are_not_those_of_dead_runs_stay(
         os.chown(theirs / "held", 12345, 12345)
     before = tree(temporary)
     with running(line(dslrun, 1, ["sleep", "60"]), tmp_path / "living") as job:
-        until(lambda: len(list(temporary.iterdir())) > len({one.split("/")[0] for one in before}))
-        (living,) = [one for one in temporary.iterdir() if one.name not in before]
+        until(lambda: set(temporary.glob("dslrun_*")) - {temporary / one for one in before})
+        (living,) = set(temporary.glob("dslrun_*")) - {temporary / one for one in before}
         until(lambda: (living / "held").exists() and processes.children(job.agent()))
         age(living)
         run_something(dslrun)
