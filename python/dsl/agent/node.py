@@ -35,6 +35,7 @@ from dsl.launchers.base import FIRST_PLACE, PLACE
 from dsl.lists import parse_number, parse_seconds
 from dsl.machine.this_process import Console, Names, use_null
 from dsl.model.job import Meeting, Notice
+from dsl.model.observation import Look, Looked, SignalRank
 from dsl.model.request import DEFAULT_HEARTBEAT_S
 from dsl.plan.job import JobPlan
 from dsl.report.narrator import Narrator
@@ -128,7 +129,7 @@ def _run(options: AgentOptions) -> int:
     link.send_now(hello)
     if options.detaches:
         stay_behind()
-    assignment = link.receive(WORD_S)
+    assignment = _await(link, WORD_S)
     if not isinstance(assignment, Assignment):
         return _end_early(link, assignment)
     try:
@@ -137,6 +138,15 @@ def _run(options: AgentOptions) -> int:
     except DslError as error:
         link.send_now(Refused(str(error), error.exit_code))
         return error.exit_code
+
+
+def _await(link: Link, patience_s: float, *, while_heard: bool = False) -> object:
+    """The next message that says what to do. Views into the job may look before this host has anything to show."""
+    while True:
+        message = link.receive(patience_s, while_heard=while_heard)
+        if not isinstance(message, (Look, SignalRank)):
+            return message
+        link.send_now(Looked(message.number))
 
 
 def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, str], allocation: str) -> int:
@@ -153,11 +163,11 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
         return _be_examined(link, assignment, facts, checked)
     link.send_now(checked)
     if checked.problems:
-        return _end_early(link, link.receive(WORD_S))
+        return _end_early(link, _await(link, WORD_S))
     if assignment.is_elastic:
-        first = link.receive(max(hub.heartbeat_s, LEAST_SILENCE_S), while_heard=True)
+        first = _await(link, max(hub.heartbeat_s, LEAST_SILENCE_S), while_heard=True)
     else:
-        first = link.receive(WORD_S)
+        first = _await(link, WORD_S)
     if not isinstance(first, Meeting):
         return _end_early(link, first)
     _enter(assignment.cwd, environ)

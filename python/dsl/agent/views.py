@@ -96,7 +96,7 @@ class Views:
 
     def ask(self, look: Look) -> tuple[list[Any], tuple[str, ...]]:
         """The answers of all nodes of the job, as `gather` puts them together."""
-        return gather(self._all(look))
+        return gather(map(_read, self._all(look)))
 
     def explain(self) -> None:
         """Tell the user, who has pressed Ctrl-backslash once, what the workers do."""
@@ -241,6 +241,17 @@ class Views:
         ]
         for stacks in take_stacks(look, ranks):
             yield NodeStacks(look.number, plan.node_rank, plan.host, (stacks,))
+
+
+def _read(answer: object) -> object:
+    """An answer; of one that only views read, what it says. One that cannot be read counts as none."""
+    if not isinstance(answer, Relayed):
+        return answer
+    try:
+        found = Lines(NodeStatus).feed(answer.line.replace("\n", "").encode("ascii", "replace") + b"\n")
+    except JobFormatError:
+        return None
+    return found[0] if found else None
 
 
 def _is_shown(worker: WorkerPlan) -> bool:
