@@ -141,7 +141,7 @@ def _run(options: AgentOptions) -> int:
 
 
 def _await(link: Link, patience_s: float, *, while_heard: bool = False) -> object:
-    """The next message that says what to do. Views into the job may look before this host has anything to show."""
+    """The next message that says what to do. Views may look before this host has anything to show."""
     while True:
         message = link.receive(patience_s, while_heard=while_heard)
         if not isinstance(message, (Look, SignalRank)):
