@@ -89,4 +89,4 @@ def test_the_list_of_differences_is_in_use() -> None:
     """A difference that no longer is one must not stay on the list."""
     recorded = [worker for case in cases(NAME) for worker in case[3]]
     changed = {name for worker in recorded for name in worker if as_torchrun(worker)[name] != worker[name]}
-    assert changed == {"MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"}
+    assert changed == {"MASTER_ADDR", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"}

@@ -14,4 +14,7 @@ def as_torchrun(worker: dict[str, str]) -> dict[str, str]:
     # A port of its choice means that the node meets nobody.
     if worker["MASTER_PORT"] == "PORT":
         ours["MASTER_ADDR"] = ALONE.get(worker["MASTER_ADDR"], worker["MASTER_ADDR"])
+    # Without a log directory no directories are made for the files of ranks.
+    folder, *within = worker["TORCHELASTIC_ERROR_FILE"].split("/")
+    ours["TORCHELASTIC_ERROR_FILE"] = f"{folder}/{'_'.join(within)}"
     return ours

@@ -139,13 +139,14 @@ class Planner:
 
         if plan.log_dir is not None and make_log_dir(plan.log_dir):
             self._made_log_dir = plan.log_dir
+        is_private = self.job.output.log_dir is None and self.job.flavour.keeps_errors
         if self._shares_dirs:
             make_run_dirs(plan.run_dirs, are_shared=True)
         elif plan.attempt and self.run_dir is not None and plan.run_dirs:
-            remake_run_dirs(self.run_dir, plan.run_dirs)
+            remake_run_dirs(self.run_dir, plan.run_dirs, is_private=is_private)
         else:
-            make_run_dirs(plan.run_dirs)
-            if self.run_dir is not None and self.job.output.log_dir is None and self.job.flavour.keeps_errors:
+            make_run_dirs(plan.run_dirs, is_private=is_private)
+            if self.run_dir is not None and is_private:
                 hold_run_dir(self.run_dir)
         if plan.attempt == 0 and plan.run_dirs and self.job.output.log_dir is not None:
             self._latest = f"latest_node{plan.node_rank}" if plan.node_rank else "latest"
@@ -180,7 +181,7 @@ class Planner:
 
         was_held = let_go_run_dir(self.run_dir)
         succeeded = succeeded and job.output.log_dir is None
-        remove_run_dir(self.run_dir, self.attempts, self.local_world_size, succeeded=succeeded)
+        remove_run_dir(self.run_dir, succeeded=succeeded)
         if self._latest is not None:
             unlink_latest(self.run_dir, self._latest)
         if self._made_log_dir is not None:

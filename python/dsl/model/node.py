@@ -163,7 +163,7 @@ class NodePlan:
     log_dir: str | None = None
     """Directory that is made if it is missing."""
     run_dirs: tuple[str, ...] = ()
-    """Directories to make for this attempt, outermost first; in attempt 0 the first one must be new."""
+    """Directories to make for this attempt, outermost first; all new, but for the run's own in a restart."""
     log_max_bytes: int | None = None
     """Cap of each log file, in bytes."""
     collapse: bool = False

@@ -6,7 +6,7 @@ import os
 from time import time
 
 from dsl.errors import LogDirError, LogDirIsFileError
-from dsl.output.routes import RUN_PREFIX
+from dsl.output.routes import RUN_PREFIX, is_error_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
             if owners != {os.geteuid()} or is_young or not stat.S_ISREG(facts.st_mode):
                 return
             os.lockf(file, os.F_TLOCK, 0)
-            _empty(top, scratch)
+            _empty(top, scratch.__contains__)
             os.unlink(HELD, dir_fd=top)
             os.rmdir(run_dir)
         finally:
@@ -94,55 +94,70 @@ def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
         os.close(top)
 
 
-def _empty(top: int, scratch: Collection[str], depth: int = 2) -> None:
-    """Remove empty directories and files with these names from a directory, ``depth`` levels deep.
+def _empty(top: int, may_go: Callable[[str], bool] | None, depth: int = 2) -> None:
+    """Remove empty directories, and files whose names may go, from a directory, ``depth`` levels deep.
 
-    Links are not followed.
+    None: no file may go. Links are not followed.
     """
-    for name in os.listdir(top):
+    with os.scandir(top) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_dir in found:
         try:
-            if name in scratch:
+            if is_dir and depth:
+                _remove_inner(top, name, may_go, depth - 1)
+            elif not is_dir and may_go is not None and may_go(name):
                 os.unlink(name, dir_fd=top)
-            elif depth:
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-                try:
-                    _empty(inner, scratch, depth - 1)
-                finally:
-                    os.close(inner)
-                os.rmdir(name, dir_fd=top)
         except OSError:
-            continue
+            continue  # it is gone, or holds something that is worth keeping
 
 
-def make_run_dirs(run_dirs: Sequence[str], *, are_shared: bool = False) -> None:
+def _remove_inner(top: int, name: str, may_go: Callable[[str], bool] | None, depth: int) -> None:
+    """Remove a directory within another one, with what may go. Raises OSError if it stays."""
+    try:
+        os.rmdir(name, dir_fd=top)
+    except OSError:
+        if may_go is None and not depth:
+            raise
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+        try:
+            _empty(inner, may_go, depth)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
+
+
+def make_run_dirs(run_dirs: Sequence[str], *, are_shared: bool = False, is_private: bool = False) -> None:
     """Make the directories of one attempt, the outermost first; all must be new.
 
-    ``are_shared``: several of our processes use them, so a directory may exist already.
+    ``are_shared``: several of our processes use them, so a directory may exist already. ``is_private``: only
+    this user may look into the outermost one.
 
     Raises:
         LogDirError: a directory cannot be made, or something else has its name.
     """
     for index, path in enumerate(run_dirs):
         what = "directory of this run" if index == 0 and not are_shared else "log directory"
-        _make(path, what, may_exist=are_shared)
+        _make(path, what, may_exist=are_shared, is_private=is_private and index == 0)
 
 
-def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
+def remake_run_dirs(run_dir: str, run_dirs: Sequence[str], *, is_private: bool = False) -> None:
     """Make the directories of a further attempt, and the run's directory with its parents if it is gone.
+
+    ``is_private``: only this user may look into the run's directory.
 
     Raises:
         LogDirError: a directory cannot be made, or a file or another user's directory has the run's name.
     """
-    _make(run_dir, "directory of this run", may_exist=True)
-    make_run_dirs(run_dirs)
+    _make(run_dir, "directory of this run", may_exist=True, is_private=is_private)
+    make_run_dirs([path for path in run_dirs if path != run_dir])
 
 
-def _make(path: str, what: str, *, may_exist: bool) -> None:
+def _make(path: str, what: str, *, may_exist: bool, is_private: bool) -> None:
     try:
         if may_exist:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            os.mkdir(path, 0o750)
+            os.mkdir(path, 0o700 if is_private else 0o750)
         except FileExistsError:
             if not may_exist:
                 raise
@@ -161,26 +176,30 @@ def _refuse_strangers(run_dir: str) -> None:
         raise FileExistsError(17, "it is not ours")
 
 
-def remove_run_dir(run_dir: str, last_attempt: int, count: int, *, succeeded: bool) -> None:
-    """Remove the empty directories of a run; after a success also the error files of earlier attempts.
-
-    ``last_attempt``: the highest number that an attempt can have; ``count``: number of workers in each.
-    """
-    for attempt in range(last_attempt + 1):
-        for local_rank in range(count):
-            folder = f"{run_dir}/attempt_{attempt}/{local_rank}"
-            if succeeded:
-                _try(os.unlink, f"{folder}/error.json")
-            _try(os.rmdir, folder)
-        _try(os.rmdir, f"{run_dir}/attempt_{attempt}")
+def remove_run_dir(run_dir: str, *, succeeded: bool) -> None:
+    """Remove the empty directories of a run; after a success also the error files of its attempts."""
+    if _try(os.rmdir, run_dir):
+        return
+    try:
+        top = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return  # it was never made, or is gone
+    try:
+        _empty(top, is_error_file if succeeded else None)
+    except OSError:
+        return  # it cannot be read
+    finally:
+        os.close(top)
     _try(os.rmdir, run_dir)
 
 
-def _try(call: Callable[[str], None], path: str) -> None:
+def _try(call: Callable[[str], None], path: str) -> bool:
+    """Return whether the call could be made."""
     try:
         call(path)
     except OSError:
-        return  # it is not there, or holds something that is worth keeping
+        return False  # it is not there, or holds something that is worth keeping
+    return True
 
 
 def link_latest(run_dir: str, name: str) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 RUN_PREFIX = "dslrun_"
 """Start of the name of a run's directory, if the user has named no place for it."""
 
+ERROR_FILE = "error.json"
+"""Name of the error file in a worker's directory, as with torchrun."""
+
 # The terminal's colours that are readable on black and on white, without red, which means trouble.
 COLOURS = (36, 32, 35, 34, 33)
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -214,6 +217,18 @@ def run_dirs(run_dir: str | None, attempt: int, count: int) -> tuple[str, ...]:
     folder = f"{run_dir}/attempt_{attempt}"
     own = [f"{folder}/{local_rank}" for local_rank in range(count)]
     return (folder, *own) if attempt else (run_dir, folder, *own)
+
+
+def flat_error_file(run_dir: str, attempt: int, local_rank: int) -> str:
+    """The error file of a worker in a run that has no directories within its own."""
+    return f"{run_dir}/attempt_{attempt}_{local_rank}_{ERROR_FILE}"
+
+
+def is_error_file(name: str) -> bool:
+    """Whether a file in the directory of a run, or of a worker, has the name of an error file of ours."""
+    words = name.split("_")
+    is_flat = len(words) == 4 and words[0] == "attempt" and (words[1] + words[2]).isdecimal()
+    return words[-1] == ERROR_FILE and (is_flat or len(words) == 1)
 
 
 def _shown(request: OutputRequest, count: int) -> list[bool]:

@@ -8,9 +8,11 @@ from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
 from dsl.output.routes import (
+    ERROR_FILE,
     RUN_PREFIX,
     LogPlace,
     Shown,
+    flat_error_file,
     needs_run_dir,
     plan_output,
     run_dirs,
@@ -177,10 +179,13 @@ def _workers(
     base = f"{files.run_dir}/attempt_{meeting.attempt}"
     folders = [f"{base}/{local_rank}" for local_rank in range(meeting.local_world_size)]
     commands = worker_commands(job.program, flavour, inherited, facts.names.executable, folders)
+    is_flat = _is_flat(job)
     workers = []
     for local_rank, rank in enumerate(meeting.ranks):
-        keeps_errors = flavour.keeps_errors and files.run_dir is not None
-        error_file = f"{folders[local_rank]}/error.json" if keeps_errors else None
+        error_file = None
+        if flavour.keeps_errors and files.run_dir is not None:
+            flat = flat_error_file(files.run_dir, meeting.attempt, local_rank)
+            error_file = flat if is_flat else f"{folders[local_rank]}/{ERROR_FILE}"
         env = worker_environment(flavour, meeting, local_rank, error_file or "")
         if own:
             env["LOCAL_RANK"] = "0"
@@ -272,8 +277,15 @@ def _folders(job: Job, meeting: Meeting, files: AttemptFiles) -> tuple[str | Non
         return None, ()
     if files.run_dir is None:
         return job.output.each_rank_log, ()
+    if _is_flat(job):
+        return None, (files.run_dir,)
     made = run_dirs(files.run_dir, meeting.attempt, meeting.local_world_size)
     return job.output.each_rank_log or job.output.log_dir, made
+
+
+def _is_flat(job: Job) -> bool:
+    """Whether error files lie side by side in the run's directory, because no other files need a place."""
+    return job.flavour.keeps_errors and job.program.kind != "call" and not needs_run_dir(job.output)
 
 
 def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dsl.errors import LogDirError, LogDirIsFileError
-from dsl.output.folders import link_latest, make_log_dir, make_run_dirs, remake_run_dirs, unlink_latest
+from dsl.output.folders import (
+    link_latest,
+    make_log_dir,
+    make_run_dirs,
+    remake_run_dirs,
+    remove_run_dir,
+    unlink_latest,
+)
+from dsl.output.routes import flat_error_file
 
 
 def test_the_directory_is_made_with_its_parents_and_kept_when_there(tmp_path: Path) -> None:
@@ -53,6 +62,17 @@ def test_directories_of_a_further_attempt_are_made_whatever_is_left(left: str, t
     assert (run / "attempt_1" / "0").is_dir()
 
 
+def test_the_directory_of_a_run_may_be_for_this_user_alone_also_when_it_was_deleted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run_dirs([str(run), str(run / "attempt_0")], is_private=True)
+    modes = [path.stat().st_mode & 0o777 for path in (run, run / "attempt_0")]
+    assert modes == [0o700, 0o750]
+    shutil.rmtree(run)
+    for _ in range(2):  # the second time it is still there
+        remake_run_dirs(str(run), [str(run)], is_private=True)
+        assert run.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_the_directory_of_a_run_that_is_not_ours_any_more_is_refused(kind: str, tmp_path: Path) -> None:
     run, target = tmp_path / "run", tmp_path / "target"
@@ -64,6 +84,56 @@ def test_the_directory_of_a_run_that_is_not_ours_any_more_is_refused(kind: str, 
     with pytest.raises(LogDirError, match="unable to create the directory of this run"):
         remake_run_dirs(str(run), [str(run / "attempt_1")])
     assert list(target.iterdir()) == []
+
+
+def grow(run: Path, *files: str) -> None:
+    """Files in a run's directory, beside empty directories of two attempts."""
+    for folder in ("attempt_0/0", "attempt_0/1", "attempt_2/0"):
+        (run / folder).mkdir(parents=True)
+    for name in files:
+        (run / name).touch()
+
+
+OURS = ("attempt_0/1/error.json", os.path.basename(flat_error_file("", 3, 12)))
+THEIRS = ("error.txt", "attempt_0/0/stdout.log", "attempt_2_error.json", "attempt_0/my_error.json")
+
+
+def test_a_run_that_has_succeeded_leaves_nothing_of_ours(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    grow(run, *OURS)
+    remove_run_dir(str(run), succeeded=True)
+    assert os.listdir(tmp_path) == []
+    remove_run_dir(str(run), succeeded=True)  # nothing is there
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_files_of_others_stay_after_a_success_with_their_directories(name: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    grow(run, *OURS, name)
+    remove_run_dir(str(run), succeeded=True)
+    assert [str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()] == [name]
+    assert not (run / "attempt_0" / "1").exists()
+
+
+@pytest.mark.parametrize("name", [*OURS, *THEIRS])
+def test_files_stay_after_a_failure_and_empty_directories_go(name: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    grow(run, name)
+    remove_run_dir(str(run), succeeded=False)
+    left = sorted(str(path.relative_to(run)) for path in run.rglob("*"))
+    assert left == sorted([name, *[str(path) for path in Path(name).parents if path.name]])
+
+
+def test_links_in_the_directory_of_a_run_are_not_followed(tmp_path: Path) -> None:
+    run, target = tmp_path / "run", tmp_path / "target"
+    grow(target, *OURS)
+    run.mkdir()
+    (run / "attempt_0").symlink_to(target)
+    (tmp_path / "link").symlink_to(target)
+    for path in (run, tmp_path / "link"):
+        remove_run_dir(str(path), succeeded=True)
+    assert (run / "attempt_0").is_symlink()
+    assert sorted(os.listdir(target)) == ["attempt_0", "attempt_2", "attempt_3_12_error.json"]
 
 
 RUN = "20260102030405_77"

@@ -41,10 +41,9 @@ def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
     assert [plan.env["MASTER_PORT"] for plan in (first, second)] == ["5", "6"]
     assert [plan.env["TORCHELASTIC_RESTART_COUNT"] for plan in (first, second)] == ["0", "1"]
     assert [plan.workers[1].error_file for plan in (first, second)] == [
-        f"{job.run_dir}/attempt_{number}/1/error.json" for number in (0, 1)
+        f"{job.run_dir}/attempt_{number}_1_error.json" for number in (0, 1)
     ]
-    assert first.run_dirs[0] == job.run_dir
-    assert second.run_dirs[0] == f"{job.run_dir}/attempt_1"
+    assert [plan.run_dirs for plan in (first, second)] == [(job.run_dir,)] * 2
     assert first.env["TORCHELASTIC_RUN_ID"] == second.env["TORCHELASTIC_RUN_ID"]
     assert second.notices == ()
 
@@ -152,6 +151,18 @@ def test_a_log_directory_alone_keeps_what_the_console_shows_and_says_where() -> 
 def test_without_a_log_directory_the_run_has_one_for_its_time() -> None:
     job = planner()
     assert job.run_dir == "/var/folder/dslrun_0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"log_dir": "/logs"}, {"redirects": "1"}, {"tee": "0:3"}, {"stdout_words": "a"}, {"kind": "call"}],
+)
+def test_workers_have_directories_only_where_other_files_lie_in_them(wish: dict[str, Any]) -> None:
+    job = planner(**wish)
+    first, second = (job.plan(number) for number in (0, 1))
+    assert second.run_dirs == tuple([f"{job.run_dir}/attempt_1{own}" for own in ("", "/0", "/1")])
+    assert first.run_dirs[:2] == (job.run_dir, f"{job.run_dir}/attempt_0")
+    assert first.workers[1].error_file == f"{job.run_dir}/attempt_0/1/error.json"
 
 
 @pytest.mark.parametrize(
