@@ -431,10 +431,14 @@ def start_and_kill_whole(dslrun: Path, tmp_path: Path, temporary: Path) -> Path:
     return run_dir
 
 
+def mark(run_dir: Path) -> Path:
+    """The file that is locked while the run lives."""
+    return run_dir.with_name(f".{run_dir.name}")
+
+
 def age(run_dir: Path) -> None:
     past = time.time() - LONG_AGO_S
-    for path in run_dir.iterdir():
-        os.utime(path, (past, past), follow_symlinks=False)
+    os.utime(mark(run_dir), (past, past), follow_symlinks=False)
 
 
 def run_something(dslrun: Path) -> None:
@@ -470,36 +474,66 @@ def test_directories_that_are_not_those_of_dead_runs_stay(
     """A run that lives, one that has just begun, another user's, one without a mark, and links to elsewhere."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "attempt_0").mkdir(parents=True)
-    (elsewhere / "held").touch()
+    mark(elsewhere).touch()
     age(elsewhere)
     (temporary / "dslrun_0000000000000001").symlink_to(elsewhere)
     for number in range(2, 6):
         (temporary / f"dslrun_000000000000000{number}" / "attempt_0").mkdir(parents=True)
-    young, unmarked, linked, fifo = [temporary / f"dslrun_000000000000000{one}" for one in range(2, 6)]
-    (young / "held").touch()
-    (linked / "held").symlink_to(elsewhere / "held")
-    os.mkfifo(fifo / "held")
-    for one in (unmarked, linked, fifo):
+    young, _unmarked, linked, fifo = [temporary / f"dslrun_000000000000000{one}" for one in range(2, 6)]
+    mark(young).touch()
+    mark(linked).symlink_to(mark(elsewhere))
+    os.mkfifo(mark(fifo))
+    for one in (linked, fifo):
         age(one)
     if os.geteuid() == 0:
         theirs = temporary / "dslrun_0000000000000006"
         (theirs / "attempt_0").mkdir(parents=True)
-        (theirs / "held").touch()
+        mark(theirs).touch()
         age(theirs)
-        os.chown(theirs, 12345, 12345)
-        os.chown(theirs / "held", 12345, 12345)
+        for path in (theirs, mark(theirs)):
+            os.chown(path, 12345, 12345)
     before = tree(temporary)
     with running(line(dslrun, 1, ["sleep", "60"]), tmp_path / "living") as job:
         until(lambda: set(temporary.glob("dslrun_*")) - {temporary / one for one in before})
         (living,) = set(temporary.glob("dslrun_*")) - {temporary / one for one in before}
-        until(lambda: (living / "held").exists() and processes.children(job.agent()))
+        until(lambda: mark(living).exists() and processes.children(job.agent()))
         age(living)
         run_something(dslrun)
-        assert tree(living) == ["held"]
+        assert living.is_dir()
+        assert mark(living).exists()
         os.kill(job.guard, signal.SIGTERM)
         job.wait()
     assert tree(temporary) == before
-    assert tree(elsewhere) == ["attempt_0", "held"]
+    assert tree(elsewhere) == ["attempt_0"]
+
+
+def test_a_mark_of_ours_does_not_make_anothers_directory_ours(dslrun: Path, temporary: Path) -> None:
+    """Nor does a link beside it lead elsewhere. The mark goes, so no further run looks there again."""
+    target = temporary / "target"
+    (target / "attempt_0").mkdir(parents=True)
+    link = temporary / "dslrun_0000000000000001"
+    link.symlink_to(target)
+    left = [link]
+    if os.geteuid() == 0:
+        theirs = temporary / "dslrun_0000000000000002"
+        (theirs / "attempt_0").mkdir(parents=True)
+        os.chown(theirs, 12345, 12345)
+        left.append(theirs)
+    before = tree(temporary)
+    for one in left:
+        mark(one).touch()
+        age(one)
+    run_something(dslrun)
+    assert tree(temporary) == before
+
+
+def test_ranks_get_no_directories_for_error_files_alone(dslrun: Path, temporary: Path) -> None:
+    """Only the user can look into the one of the run, and it is empty."""
+    script = 'folder=$(dirname "$TORCHELASTIC_ERROR_FILE"); stat -c "%a %h" $folder; ls -A $folder'
+    command = line(dslrun, 2, ["sh", "-c", script])
+    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert result.stdout == "700 2\n700 2\n"
+    assert tree(temporary) == []
 
 
 def test_an_error_file_of_a_job_that_fails_is_kept_and_named(

@@ -106,8 +106,8 @@ def test_results_and_arguments_may_be_large() -> None:
 def test_arguments_and_results_are_seen_by_this_user_only(temp_dir: Path) -> None:
     secret = "5ecret-7-words"
     (seen,) = launch(functions.look_at_files, secret)
-    assert seen["modes"] == {"call.pickle": 0o600, "held": 0o600}
-    assert seen["folder"] & 0o007 == 0
+    assert seen["modes"] == {"call.pickle": 0o600}
+    assert seen["folder"] & 0o077 == 0
     assert (seen["has_secret"], seen["shown"]) == (True, False)
     assert list(temp_dir.iterdir()) == []
 

@@ -145,9 +145,9 @@ class Planner:
         elif plan.attempt and self.run_dir is not None and plan.run_dirs:
             remake_run_dirs(self.run_dir, plan.run_dirs, is_private=is_private)
         else:
-            make_run_dirs(plan.run_dirs, is_private=is_private)
             if self.run_dir is not None and is_private:
                 hold_run_dir(self.run_dir)
+            make_run_dirs(plan.run_dirs, is_private=is_private)
         if plan.attempt == 0 and plan.run_dirs and self.job.output.log_dir is not None:
             self._latest = f"latest_node{plan.node_rank}" if plan.node_rank else "latest"
             link_latest(plan.run_dirs[0], self._latest)
@@ -179,14 +179,12 @@ class Planner:
             unlink_latest,
         )
 
-        was_held = let_go_run_dir(self.run_dir)
-        succeeded = succeeded and job.output.log_dir is None
-        remove_run_dir(self.run_dir, succeeded=succeeded)
+        remove_run_dir(self.run_dir, succeeded=succeeded and job.output.log_dir is None)
         if self._latest is not None:
             unlink_latest(self.run_dir, self._latest)
         if self._made_log_dir is not None:
             remove_log_dir(self._made_log_dir)
-        if was_held:
+        if let_go_run_dir(self.run_dir):
             remove_dead_runs(self._facts.names.temp_dir, (CALL_FILE, WORKER_FILE, RESULT_FILE))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from time import time
 
 from dsl.errors import LogDirError, LogDirIsFileError
@@ -12,9 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-
-HELD = "held"
-"""File in a run's directory, locked while the process that made it lives. It goes when the job ends."""
 
 YOUNG_S = 60.0
 """Seconds; a younger file may not be locked yet."""
@@ -27,7 +25,7 @@ _held: dict[str, int] = {}  # kept open: a process that closes such a file loses
 
 def hold_run_dir(run_dir: str) -> None:
     """Lock a file that shows that the run lives. If that fails, no later run removes what this one leaves."""
-    path = f"{run_dir}/{HELD}"
+    path = _mark(run_dir)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:
@@ -46,9 +44,15 @@ def let_go_run_dir(run_dir: str) -> bool:
     file = _held.pop(run_dir, None)
     if file is None:
         return False
-    _try(os.unlink, f"{run_dir}/{HELD}")
+    _try(os.unlink, _mark(run_dir))
     os.close(file)
     return True
+
+
+def _mark(run_dir: str) -> str:
+    """The file of a run that lives. It lies beside the directory: then kept directories cost no look."""
+    folder, _, name = run_dir.rpartition("/")
+    return f"{folder}/.{name}"
 
 
 def remove_dead_runs(folder: str, scratch: Collection[str]) -> None:
@@ -61,35 +65,45 @@ def remove_dead_runs(folder: str, scratch: Collection[str]) -> None:
             for count, entry in enumerate(entries):
                 if count == MOST_LOOKED:
                     return
-                if entry.name.startswith(RUN_PREFIX) and entry.path not in _held:
-                    _remove_if_dead(entry.path, scratch)
+                if entry.name.startswith(f".{RUN_PREFIX}"):
+                    run_dir = f"{folder}/{entry.name[1:]}"
+                    if run_dir not in _held:
+                        _remove_if_dead(run_dir, scratch)
     except OSError:
         return  # the next run will try again
 
 
 def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
-    import stat
-
     try:
-        top = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        file = os.open(_mark(run_dir), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return
     try:
-        file = os.open(HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=top)
-        try:
-            facts = os.fstat(file)
-            owners = {os.fstat(top).st_uid, facts.st_uid}
-            is_young = time() - facts.st_mtime < YOUNG_S
-            if owners != {os.geteuid()} or is_young or not stat.S_ISREG(facts.st_mode):
-                return
-            os.lockf(file, os.F_TLOCK, 0)
-            _empty(top, scratch.__contains__)
-            os.unlink(HELD, dir_fd=top)
-            os.rmdir(run_dir)
-        finally:
-            os.close(file)
+        facts = os.fstat(file)
+        is_young = time() - facts.st_mtime < YOUNG_S
+        if facts.st_uid != os.geteuid() or is_young or not stat.S_ISREG(facts.st_mode):
+            return
+        os.lockf(file, os.F_TLOCK, 0)
+        _remove_left(run_dir, scratch.__contains__, owner=facts.st_uid)
+        os.unlink(_mark(run_dir))
     except OSError:
-        return  # the run lives, has removed this itself, or left something that is worth keeping
+        return  # the run lives, or another one does the same
+    finally:
+        os.close(file)
+
+
+def _remove_left(run_dir: str, may_go: Callable[[str], bool] | None, owner: int | None = None) -> None:
+    """Remove a run's directory with what may go in it. It stays if it holds more, or has another owner."""
+    try:
+        top = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return  # it was never made, or is gone
+    try:
+        if owner is None or os.fstat(top).st_uid == owner:
+            _empty(top, may_go)
+            os.rmdir(run_dir)
+    except OSError:
+        return  # it holds something that is worth keeping
     finally:
         os.close(top)
 
@@ -169,8 +183,6 @@ def _make(path: str, what: str, *, may_exist: bool, is_private: bool) -> None:
 
 def _refuse_strangers(run_dir: str) -> None:
     """Refuse all but our own directory: in a folder for all users, any user can take a known name first."""
-    import stat
-
     facts = os.lstat(run_dir)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise FileExistsError(17, "it is not ours")
@@ -178,19 +190,8 @@ def _refuse_strangers(run_dir: str) -> None:
 
 def remove_run_dir(run_dir: str, *, succeeded: bool) -> None:
     """Remove the empty directories of a run; after a success also the error files of its attempts."""
-    if _try(os.rmdir, run_dir):
-        return
-    try:
-        top = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return  # it was never made, or is gone
-    try:
-        _empty(top, is_error_file if succeeded else None)
-    except OSError:
-        return  # it cannot be read
-    finally:
-        os.close(top)
-    _try(os.rmdir, run_dir)
+    if not _try(os.rmdir, run_dir):
+        _remove_left(run_dir, is_error_file if succeeded else None)
 
 
 def _try(call: Callable[[str], None], path: str) -> bool:
