@@ -40,6 +40,8 @@ __all__ = [
     "Stream",
     "Supervisor",
     "Unbound",
+    "WarmCall",
+    "WarmDoor",
     "WorkerSpec",
     "__version__",
     "build_info",
@@ -47,6 +49,11 @@ __all__ = [
     "kernel_interfaces",
     "probe_port",
     "vitals",
+    "warm_answer",
+    "warm_call",
+    "warm_digest",
+    "warm_key",
+    "warm_listen",
 ]
 
 __version__: str
@@ -600,6 +607,12 @@ class Supervisor:
         At most the last KiB of a line. What a worker has said before the first call is known only if it came
         through the stream that its stderr goes to. Without an answer in a second it is empty: a disk is slow.
         """
+    def join_fork_server(self, fd: int, is_prepared: bool) -> int:
+        """Take the branch of a warm server as fork server. Returns its number, as `start_fork_server` does.
+
+        ``fd``: a connection of `warm_call`, which the engine owns from now on. ``is_prepared``: the server
+        has imported, so it is soon given up if it does not answer.
+        """
     def wake(self) -> None:
         """Make a `wait` in another thread return an empty list at once; without one, the next `wait`.
 
@@ -844,6 +857,8 @@ class ForkLink:
         """In the parent, before `next`: tell the engine which child was forked for an order."""
     def not_forked(self, order: ForkOrder, errno: int) -> None:
         """Tell the engine that no child could be forked; it sends no more orders then."""
+    def clear(self) -> None:
+        """When the engine has hung up: end what is left below the branch of a warm server."""
     def fileno(self) -> int: ...
 
 @final
@@ -854,6 +869,8 @@ class ForkOrder:
     """The command that would start the worker without a fork server."""
     entry: Final[int]
     """Index in `argv` of the first word after the interpreter and its flags."""
+    ignores_quit: Final[bool]
+    """Whether the worker ignores SIGQUIT, because it reads the terminal."""
     environ: Final[list[bytes]]
     """The worker's environment, entry by entry: mostly ``NAME=value``, and any odd inherited entries."""
     def enter(self) -> None:
@@ -876,3 +893,89 @@ class ForkOrder:
         """End this process as C's ``exit`` does. Does nothing in the server."""
     def take_trace(self) -> None:
         """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded."""
+
+def warm_key(words: Sequence[bytes], environ: Sequence[bytes]) -> bytes:
+    """In what a command and a warm server have to agree.
+
+    ``words``: those that start the server; ``environ``: its environment, ``NAME=value``. The key also has all
+    that this process passes on to its children for good: namespaces, user, limits, terminal and so on.
+    """
+
+def warm_digest(key: bytes) -> str:
+    """32 hexadecimal digits for a key."""
+
+def warm_listen(folder: _Path, name: str) -> int:
+    """Listen at a new socket, in a folder of this user alone, which is made if it is missing.
+
+    Returns a descriptor. Raises OSError.
+    """
+
+def warm_call(
+    folder: _Path,
+    name: str,
+    purpose: Literal["serve", "keep", "tell", "stop"],
+    *,
+    key: bytes | None = None,
+    stay_s: float = 0.0,
+    memory: int = 0,
+) -> int:
+    """Call the warm server at a socket, and return the descriptor of the connection.
+
+    ``serve``: fork workers, for `Supervisor.join_fork_server`. ``keep``: answer once everything is imported,
+    with an empty text, or with the reason of a refusal. ``tell``: answer with a line of numbers (pid, jobs so
+    far, jobs that run, milliseconds without a job so far and at most), then interpreter, program and modules
+    with zero bytes between them. ``stop``: end after the jobs that run. ``stay_s``: seconds that the server
+    stays after its last job; ``memory``: bytes that all warm servers of the user may use.
+
+    Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait.
+    """
+
+def warm_answer(fd: int, timeout_s: float) -> bytes | None:
+    """Wait for the answer to a call and close the connection. None: there is none in this time."""
+
+@final
+class WarmDoor:
+    """The socket of a warm server, for `dsl.forkserver.warm`. Its methods raise `EngineError`."""
+
+    def __new__(cls, fd: int, folder: _Path, name: str, key: bytes) -> Self:
+        """``fd``: a descriptor of `warm_listen`, which the door owns from now on.
+
+        This process becomes a subreaper.
+        """
+    def settle(self) -> None:
+        """As `ForkLink.settle`; also makes forks of this process cheaper."""
+    def ready(self, name: str, about: bytes) -> None:
+        """Give the socket another name, and keep what the server is."""
+    def adopt(self, call: int, request: int) -> WarmCall | None:
+        """Take over a call, by the descriptors of `WarmCall.pass_on`; None: nobody waits for an answer."""
+    def next(self) -> WarmCall | None:
+        """Wait for a call that needs an answer. None: the process must end."""
+    def forked(self, call: WarmCall, pid: int) -> None:
+        """In the parent: watch the branch that was forked for a call."""
+    def enter(self, call: WarmCall) -> ForkLink:
+        """In a forked child: become the branch of the calling job."""
+    def restore(self) -> None:
+        """In a forked child that becomes another server: take on the limits that this one began with."""
+    def succeed(self, pid: int) -> None:
+        """Take no more calls: another server, with this pid, takes the place of this one."""
+    def close(self) -> None:
+        """Take no more calls. `next` returns None once all branches have ended."""
+
+@final
+class WarmCall:
+    """A call that a warm server has to answer. Of no use after `WarmDoor.forked` and `WarmDoor.enter`."""
+
+    @property
+    def is_job(self) -> bool:
+        """Whether a job wants workers; else somebody only wants the server to stay."""
+    @property
+    def memory(self) -> int:
+        """How many bytes of memory all warm servers of the user may use."""
+    def refuse(self, why: str) -> None:
+        """Tell the caller why it gets nothing."""
+    def confirm(self) -> None:
+        """Tell a caller that is no job that the server stays."""
+    def defer(self) -> None:
+        """Tell the engine that the imports begin anew."""
+    def pass_on(self) -> list[int]:
+        """Descriptors of copies of the connection and of the request, for another program."""

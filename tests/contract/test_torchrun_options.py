@@ -22,7 +22,7 @@ Case = tuple[list[str], dict[str, str], dict[str, Any]]
 
 NAME = "torchrun_options"
 
-OUR_CHOICES = {"start_method": ("auto",)}
+OUR_CHOICES = {"start_method": ("warm", "auto")}
 """Values that torchrun's options have here alone."""
 
 

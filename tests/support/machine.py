@@ -17,7 +17,7 @@ UNASKED = object()
 
 ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "count_run", "random", "is_this_machine"),
-    "files": ("read_text", "cwd", "home", "has_program"),
+    "files": ("read_text", "cwd", "home", "has_program", "has_warm_server"),
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": (
         "cuda_count",
@@ -88,6 +88,7 @@ def make_facts(
         "cwd": "/data/dir",
         "home": "/home/me",
         "has_program": lambda name: name in programs,
+        "has_warm_server": bool,
         "numa_nodes": numa_table(range(8)),
         "topology": Topology(numa_table(range(8)), tuple((cpu,) for cpu in allowed)),
         "packages": (),

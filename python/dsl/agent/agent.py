@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dsl.agent.hang_watcher import HangWatcher
     from dsl.agent.metrics import Metrics
     from dsl.agent.views import Views
+    from dsl.agent.warm import WarmCalls
     from dsl.model.node import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
     from dsl.model.outcome import Membership
@@ -174,6 +175,8 @@ class Agent:
         """`time.monotonic` when a pause is over; None without a pause."""
         self._fork_servers: list[tuple[ForkServer, int]] = []
         """Started fork servers, each with its number in the engine."""
+        self.warm_calls: WarmCalls | None = None
+        """Warm servers that were called before the command became guard and agent; None: the agent calls."""
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
@@ -330,6 +333,24 @@ class Agent:
         for known, number in self._fork_servers:
             if known == server:
                 return number
+        joined = self._join_warm(server, supervisor)
+        number = self._execute(server, supervisor) if joined is None else joined
+        self._fork_servers.append((server, number))
+        return number
+
+    def _join_warm(self, server: ForkServer, supervisor: Supervisor) -> int | None:
+        """The number of the branch that a warm server makes for this job; None if none is called."""
+        if server.warm is None:
+            return None
+        calls = self.warm_calls
+        found = calls.take(server) if calls is not None else None
+        if found is None:
+            from dsl.agent.warm import call
+
+            found = call(server)
+        return None if found is None else supervisor.join_fork_server(found.fd, found.is_ready)
+
+    def _execute(self, server: ForkServer, supervisor: Supervisor) -> int:
         import dsl
         from dsl.forkserver.server_command import server_words
 
@@ -340,11 +361,9 @@ class Agent:
             script=server.script,
             is_module=server.is_module,
         )
-        number = supervisor.start_fork_server(
+        return supervisor.start_fork_server(
             words, env=server.env, cpus=server.cpus, mempolicy=server.mempolicy
         )
-        self._fork_servers.append((server, number))
-        return number
 
     def _prewarm(self, supervisor: Supervisor) -> None:
         """Read the files that the workers will load. An event, such as a signal, ends that."""

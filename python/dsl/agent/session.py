@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.planner import Planner
     from dsl.agent.timers import FileTimers
+    from dsl.agent.warm import WarmCalls
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
@@ -153,13 +154,15 @@ class Session:
 
         def launch(mask: Collection[int]) -> int:
             plan = self._prepare(first)
+            plan, calls = self._call_warm(plan, mask)
             crew = self._crew(plan)
             try:
                 # Made before the fork: the child's first write to a shared page costs several microseconds.
                 agent = self._agent(plan, crew)
             except EngineError as error:
                 return _refuse(crew.hooks, plan, error)
-            return self._fork(plan, crew.hooks, mask, lambda supervisor: agent.run(supervisor).code)
+            agent.warm_calls = calls
+            return self._fork(plan, crew.hooks, mask, lambda supervisor: agent.run(supervisor).code, calls)
 
         return self._hold(launch)
 
@@ -175,8 +178,11 @@ class Session:
             plan = self._plan() if code is None else None
             if plan is None:
                 return code or 0
-            plan = self._prepare(plan)
-            return self._agent(plan, self._crew(plan), pid).run(supervisor).code
+            # Out of reach of this command's guard, no server could be started any more.
+            plan, calls = self._call_warm(self._prepare(plan), None)
+            agent = self._agent(plan, self._crew(plan), pid)
+            agent.warm_calls = calls
+            return agent.run(supervisor).code
 
         pid = os.getpid()
         return self._hold(lambda mask: self._fork(sketch, hooks, mask, run))
@@ -190,14 +196,18 @@ class Session:
         plan = self._plan()
         if plan is None:
             return None
-        succeeded = False
+        succeeded, calls = False, None
         try:
-            plan = self._prepare(plan)
+            plan, calls = self._call_warm(self._prepare(plan), ())
             crew = self._crew(plan)
             flush_output()
-            result = conclude(_run_here(self._agent(plan, crew), plan))
+            agent = self._agent(plan, crew)
+            agent.warm_calls = calls
+            result = conclude(_run_here(agent, plan))
             succeeded = True
         finally:
+            if calls is not None:
+                calls.close()
             self._source.finish(succeeded=succeeded)
         return result
 
@@ -216,6 +226,20 @@ class Session:
         plan = self._source.prepare(plan)
         self._say(plan, is_made=True)
         return plan
+
+    def _call_warm(self, plan: NodePlan, mask: Collection[int] | None) -> tuple[NodePlan, WarmCalls | None]:
+        """Call the warm servers of the plan, and start those that are missing with this signal mask, if any.
+
+        Returns the plan with the fork servers that are of use, and the calls.
+        """
+        if not any(one.warm is not None for one in plan.fork_servers):
+            return plan, None
+        from dsl.agent.warm import WarmCalls
+
+        calls = WarmCalls(plan, mask)
+        if self._tell is not None:
+            self._tell(plan, calls.notices())
+        return calls.settle(plan), calls
 
     def _say(self, plan: NodePlan, *, is_made: bool) -> None:
         if self._tell is not None:
@@ -253,9 +277,17 @@ class Session:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
     def _fork(
-        self, plan: NodePlan, hooks: Hooks, mask: Collection[int], run: Callable[[Supervisor], int]
+        self,
+        plan: NodePlan,
+        hooks: Hooks,
+        mask: Collection[int],
+        run: Callable[[Supervisor], int],
+        calls: WarmCalls | None = None,
     ) -> int:
-        """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made."""
+        """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made.
+
+        ``calls`` are the child's: a warm server has to see when the child ends.
+        """
         background = self._background
         if background is not None:
             background.settle()
@@ -281,6 +313,8 @@ class Session:
             finally:
                 flush_output()
                 os._exit(code)
+        if calls is not None:
+            calls.close()
         hooks.stay()
         outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
         try:

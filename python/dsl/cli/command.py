@@ -278,6 +278,8 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
         prewarm=options.prewarm,
         server_per=options.fork_server_per,
         import_throttle=options.import_throttle,
+        warm_for_s=options.warm_for,
+        warm_memory=options.warm_memory,
     )
 
 

@@ -289,12 +289,21 @@ COMMON = {
     "starting workers": (
         value(
             TORCHRUN, "--start-method", "",
-            "forkserver: import once, then fork the workers; auto: where that pays; the others: execute each",
-            "spawn", choices=("spawn", "fork", "forkserver", "auto"),
+            "forkserver: import once, then fork the workers; warm: keep that for the next start; "
+            "auto: where that pays; the others: execute each",
+            "spawn", choices=("spawn", "fork", "forkserver", "warm", "auto"),
         ),
         value(
             OURS, "--preload", "MODULE,...",
             "what a fork server imports (default: what the script imports and is installed)", "",
+        ),
+        value(
+            OURS, "--warm-for", "SECONDS",
+            "how long a warm fork server stays after its last job (default: 600)", read=seconds,
+        ),
+        value(
+            OURS, "--warm-memory", "SIZE",
+            "end idle warm fork servers if all together use more memory (default: 8G)", read=byte_size,
         ),
         value(
             OURS, "--fork-server-per", "",

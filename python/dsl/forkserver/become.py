@@ -191,6 +191,8 @@ def _take_trace(order: ForkOrder) -> Any:
     interrupt = _signal.getsignal(_signal.SIGINT)
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
     order.take_trace()
+    if order.ignores_quit and _signal.getsignal(_signal.SIGQUIT) is _signal.SIG_DFL:
+        _signal.signal(_signal.SIGQUIT, _signal.SIG_IGN)  # so that Python knows it, too
     if interrupt is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)

@@ -68,17 +68,17 @@ def shared_memory() -> dict[tuple[str, str], str]:
     return found
 
 
-def find_early_poison(link: int) -> str | None:
+def find_early_poison(*own: int) -> str | None:
     """Why this interpreter must not fork workers, whatever it imports; None if there is no reason yet.
 
-    Call it first, before the connection ``link`` is used. A worker keeps only the descriptors of its streams.
-    Code that opened another descriptor when the interpreter started would write into a file that the worker
-    opens under the same number.
+    Call it first, before the connections ``own`` are used. A worker keeps only the descriptors of its
+    streams. Code that opened another descriptor when the interpreter started would write into a file that
+    the worker opens under the same number.
     """
     for reason in _flags():
         return reason
     for number, target in open_descriptors().items():
-        if number > 2 and number != link:
+        if number > 2 and number not in own:
             return f"the start of the interpreter has opened {target}: no worker keeps it"
     return None
 

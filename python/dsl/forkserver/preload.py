@@ -38,8 +38,12 @@ PLACE_VARIABLES = frozenset(
 """Variables that tell a worker its place. The fork server has none of them."""
 
 
-def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, ...]:
+def guess_modules(
+    program: Sequence[str], harmful: Iterable[str], read: set[str] | None = None
+) -> tuple[str, ...]:
     """Modules to import for a program: ``(script,)`` or ``("-m", module)``, as far as its text names them.
+
+    ``read`` gets the paths of all texts that were looked for.
 
     The user's own modules are not imported but read: the program imports what they import. A text that cannot
     be read or parsed names nothing. ``harmful`` modules are left out.
@@ -59,6 +63,8 @@ def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, 
                     texts.add_module(name.replace(":", "."), behind=behind)
                     continue
                 found.append(_sure(name, behind))
+    if read is not None:
+        read.update(texts.seen)
     inside = tuple(f"{name}." for name in never)
     wanted = [name for name in found if name and not f"{name}.".replace(":", ".").startswith(inside)]
     return guess.with_later_imports(wanted)
@@ -77,30 +83,37 @@ def _sure(name: str, behind: int) -> str | None:
 
 
 def import_modules(
-    names: Iterable[str], begin: Callable[[str], object], *, are_guessed: bool = False
+    names: Iterable[str],
+    begin: Callable[[str], object],
+    withheld: Iterable[str] = (),
+    *,
+    are_guessed: bool = False,
 ) -> str | None:
     """Import what can be imported. Return the first failure as a clause: workers will meet it themselves.
 
     ``names``: modules, or ``module:name`` for ``from module import name``. ``begin`` is called with each, as
     a dotted name, before it is imported. ``are_guessed``: the program may never import these modules, so only
     two kinds of failures count. Either a module failed half-way, so that a worker would not meet the same
-    error, or a module asked for the worker's place.
+    error, or a module asked for the worker's place. No module may ask for a ``withheld`` variable.
     """
     failure = None
+    private = frozenset(withheld)
     for name in names:
         if _is_there(name):
             continue
         shown = name.replace(":", ".")
         begin(shown)
         before = set(sys.modules)
-        with _Watch() as watch:
+        with _Watch(private | PLACE_VARIABLES) as watch:
             try:
                 _import(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001  anybody's code
                 if failure is None and (not are_guessed or _has_left_parts(before)):
                     text = " ".join(str(error).split())
                     failure = f"cannot import {shown}: {type(error).__name__}: {text}"
-        if are_guessed and failure is None and watch.asked_for:
+        if failure is None and watch.asked_for in private:
+            failure = f"{shown} reads {watch.asked_for} when it is imported, which only workers get"
+        elif are_guessed and failure is None and watch.asked_for:
             failure = (
                 f"{shown} reads {watch.asked_for} when it is imported: name what to import with --preload"
             )
@@ -114,9 +127,10 @@ def _import(name: str) -> None:
 
 
 class _Watch:
-    """Notes the first of `PLACE_VARIABLES` that code in a ``with`` block asks for and that is not set."""
+    """Notes the first of these variables that code in a ``with`` block asks for and that is not set."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
         self.asked_for = ""
 
     def __enter__(self) -> _Watch:  # noqa: PYI034  typing.Self needs 3.11
@@ -129,7 +143,7 @@ class _Watch:
                 return get(variables, name)
             except KeyError:
                 text = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
-                if text in PLACE_VARIABLES:
+                if text in self._names:
                     self.asked_for = self.asked_for or text
                 raise
 
@@ -180,7 +194,7 @@ class _Texts:
 
     def __init__(self) -> None:
         self._waiting: list[_Text] = []
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
 
     def __iter__(self) -> Iterator[_Text]:
         """Each text, also those that are added meanwhile."""
@@ -188,8 +202,8 @@ class _Texts:
             yield self._waiting.pop(0)
 
     def add(self, text: _Text) -> None:
-        if text.path not in self._seen and len(self._seen) < _MOST_TEXTS:
-            self._seen.add(text.path)
+        if text.path not in self.seen and len(self.seen) < _MOST_TEXTS:
+            self.seen.add(text.path)
             self._waiting.append(text)
 
     def add_module(self, name: str, *, is_program: bool = False, behind: int = 0) -> None:

@@ -7,15 +7,30 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+MARK = "warm:"
+"""Begins the last word of a warm server: descriptors of its socket, and maybe of a call and its request."""
+
+NEW, READY = ".new", ".warm"
+"""Ends of the names of sockets: of a warm server that imports, and of one that takes calls at once."""
+
 # Empty words at the end. C libraries that set the title of a process look in a worker's memory for as many
 # words as the server was started with. They find that many if the worker itself has no more words.
 _ROOM = ("",) * 60
 
 
 def server_words(
-    interpreter: Sequence[str], *, folder_of_core: str, preload: Sequence[str], script: str, is_module: bool
+    interpreter: Sequence[str],
+    *,
+    folder_of_core: str,
+    preload: Sequence[str],
+    script: str,
+    is_module: bool,
+    withheld: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """Command line of a fork server, to which the engine adds the number of its descriptor.
+
+    A warm server has the names of variables that it does not get, ``withheld``, and further words behind
+    them: folder and name of its socket, and the word with `MARK`.
 
     ``interpreter``: Python and its flags, as they stand in the workers' command lines. ``folder_of_core``:
     the folder of this package that holds the extension; the interpreter need not have dsl installed.
@@ -24,4 +39,5 @@ def server_words(
     """
     program = ("-m", script) if is_module else (script,)
     boot = f"{folder_of_core}/forkserver/boot.py"
-    return (*interpreter, boot, ",".join(preload), *(program if script else ()), *_ROOM)
+    words = (*interpreter, boot, ",".join(preload), *(program if script else ()), *_ROOM)
+    return words if withheld is None else (*words, ",".join(withheld))

@@ -74,8 +74,8 @@ class LaunchConfig:
     Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``,
     monitor_interval (nothing is polled), metrics_cfg, event_log_handler.
 
-    start_method: ``forkserver`` imports once and forks the workers; the other methods start an interpreter
-    for each worker.
+    start_method: ``forkserver`` imports once and forks the workers; ``warm`` also keeps what was imported for
+    the next launch, of any process; the other methods start an interpreter for each worker.
 
     Only in dsl: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts
     of it, too), local_ranks_filter (local ranks whose output is shown), partial_after_s (seconds after which
@@ -234,7 +234,7 @@ def _output(config: LaunchConfig) -> OutputRequest:
 
 
 WORDS = {
-    "start_method": ("spawn", "fork", "forkserver"),
+    "start_method": ("spawn", "fork", "forkserver", "warm"),
     "fork_server_per": ("node", "numa"),
     "hang_action": ("report", "stop", "restart"),
 }

@@ -165,6 +165,16 @@ class Files:
         home = os.path.expanduser("~")
         return home if home.startswith("/") else ""
 
+    def has_warm_server(self) -> bool:
+        """Whether this user has a warm fork server."""
+        for folder in socket_folders():
+            try:
+                if any(name.endswith(".warm") for name in os.listdir(folder)):
+                    return True
+            except OSError:
+                continue
+        return False
+
     def has_program(self, name: str) -> bool:
         """Whether a program of this name is on ``PATH``."""
         from shutil import which

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from dsl.model.job import Notice
-    from dsl.model.request import BindingRule, HangAction
+    from dsl.model.request import BindingRule, HangAction, Seconds
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
@@ -63,6 +63,20 @@ class Label:
 
 
 @record
+class Warm:
+    """How a fork server outlives its job."""
+
+    stay_s: Seconds
+    """How long it stays after its last job."""
+    memory: int
+    """Bytes that all warm servers of the user may use."""
+    withheld: tuple[str, ...] = ()
+    """Variables that may be secrets: only workers get them."""
+    only_if_there: bool = False
+    """It is used, but not started."""
+
+
+@record
 class ForkServer:
     """A process that imports what workers need, once, and forks them."""
 
@@ -80,6 +94,8 @@ class ForkServer:
     """CPUs that it is bound to: those of its workers, or of their NUMA node; None: it is not bound."""
     mempolicy: MemoryPolicy | None = None
     """Its memory policy; None: the inherited one."""
+    warm: Warm | None = None
+    """It stays for other jobs; None: it ends with this one."""
 
 
 @record

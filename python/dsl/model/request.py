@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Text, so that the codec can read it: nothing else uses these types at run time.
 ProgramKind: TypeAlias = "Literal['script', 'module', 'program', 'call']"
-StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'auto']"
+StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'warm', 'auto']"
 HangAction: TypeAlias = "Literal['report', 'stop', 'restart']"
 Level: TypeAlias = "Literal['debug', 'detail', 'info', 'warning', 'error', 'critical']"
 Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
@@ -33,6 +33,10 @@ RankOrNone: TypeAlias = "Annotated[int, -1, 999_999_999]"
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500
+DEFAULT_WARM_S = 600.0
+"""Seconds that a warm fork server stays after its last job."""
+DEFAULT_WARM_BYTES = 8 << 30
+"""Memory that all warm fork servers of a user may use."""
 DEFAULT_GRACE_S = 30.0
 DEFAULT_PARTIAL_S = 1.0
 LEAST_HANG_S = 1.0
@@ -198,7 +202,8 @@ class StartRequest:
 
     method: StartMethod = "spawn"
     """``spawn``: each is executed; ``forkserver``: each is forked by a process that has imported what they
-    need; ``auto``: whichever fits; ``fork``: torch's word, here the same as ``spawn``."""
+    need; ``warm``: such a process stays for the next job; ``auto``: whichever fits; ``fork``: torch's word,
+    here the same as ``spawn``."""
     preload: tuple[str, ...] = ()
     """Modules that a fork server imports; empty: the installed modules that the script itself imports."""
     source: str = ""
@@ -207,6 +212,10 @@ class StartRequest:
     server_per: Literal["node", "numa"] = "node"
     """Workers that may share a fork server: all of a ``node``, or those bound to one NUMA node (``numa``)."""
     import_throttle: int | None = None
+    warm_for_s: Seconds | None = None
+    """How long a warm fork server stays after its last job; None: the default."""
+    warm_memory: int | None = None
+    """Bytes that all warm fork servers of the user may use; None: the default."""
 
 
 @record

@@ -211,6 +211,11 @@ def _unused_options(request: Request) -> list[Notice]:
             ("--preload", start.preload or None, is_executed),
             ("--fork-server-per", None if server_per == "node" else server_per, is_executed),
         ),
+        *_idle(
+            "--start-method warm",
+            ("--warm-for", start.warm_for_s, start.method != "warm"),
+            ("--warm-memory", start.warm_memory, start.method != "warm"),
+        ),
         *_idle("--hang-timeout", ("--hang-action", hang_action, request.hang_timeout_s is None)),
     ]
     if debug != DebugRequest(ranks=debug.ranks) and not debug.ranks:

@@ -12,7 +12,8 @@ from dsl.devices.accelerators import ACCELERATORS
 from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
 from dsl.lists import format_ranges
 from dsl.model.job import Flavour, Job, Notice
-from dsl.model.node import ForkServer, NodePlan, WorkerPlan
+from dsl.model.node import ForkServer, NodePlan, Warm, WorkerPlan
+from dsl.model.request import DEFAULT_WARM_BYTES, DEFAULT_WARM_S
 from dsl.plan.environ import ATTEMPT_VARIABLE, REASON_VARIABLE
 from dsl.plan.program import words_of_interpreter
 
@@ -32,6 +33,19 @@ LATE_VARIABLES = {
 }
 """Variables that are read only when a worker uses devices or meets others; flavours have further ones."""
 
+SHELL_VARIABLES = frozenset(
+    {
+        *("_", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "GPG_TTY", "TERM_SESSION_ID"),
+        *("SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "XDG_SESSION_ID"),
+        "PYTEST_CURRENT_TEST",
+    }
+)
+"""Variables that change with each command or login. A warm server has none of them."""
+
+SECRET_ENDS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_PASS", "_CREDENTIALS", "_PAT", "_AUTH")
+SECRET_PARTS = ("SECRET", "PASSWORD", "CREDENTIAL", "APIKEY", "API_KEY")
+"""What names of variables have that hold secrets. A warm server has none of these variables."""
+
 LATE_PREFIX = "TORCHELASTIC_"
 LATE_SUFFIX = "_VISIBLE_DEVICES"
 
@@ -49,6 +63,12 @@ def is_late(name: str, flavour: Flavour) -> bool:
     )
 
 
+def may_be_secret(name: str) -> bool:
+    """Whether a variable has a name as those that hold passwords and keys."""
+    upper = name.upper()
+    return upper.endswith(SECRET_ENDS) or any(part in upper for part in SECRET_PARTS)
+
+
 def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     """Add the fork servers that the job asks for, and assign workers to them.
 
@@ -61,7 +81,9 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
         text = f"start method auto: forkserver, {len(plan.workers)} workers that import torch"
         plan = with_notice(plan, "detail", text)
     elif job.program.kind == "program":
-        text = f"start method forkserver has no effect on {job.program.name}, which is not run by Python"
+        text = (
+            f"start method {job.start.method} has no effect on {job.program.name}, which is not run by Python"
+        )
         return with_notice(plan, "warning", text)
     return _divided(plan, job, facts)
 
@@ -97,7 +119,7 @@ def _why_executed(plan: NodePlan, job: Job, facts: Facts) -> str:
     name = job.program.name
     if job.program.kind == "program":
         return f"{name} is not run by Python"
-    if len(plan.workers) < 2:
+    if len(plan.workers) < 2 and not facts.files.has_warm_server():
         return "there is one worker"
     source = _source(job, facts)
     if source is None:
@@ -207,6 +229,16 @@ def _server(
         cpus = cpus or near
         if all(worker.mempolicy is not None for worker in workers):
             policy = memory_policy("preferred", near, Topology(facts.cpus.numa_nodes))
+    warm = None
+    if asked.method in ("warm", "auto") and cpus is None and policy is None:
+        secrets = sorted([name for name in (*workers[0].env, *env) if may_be_secret(name)])
+        env = {name: value for name, value in env.items() if name not in {*secrets, *SHELL_VARIABLES}}
+        warm = Warm(
+            stay_s=DEFAULT_WARM_S if asked.warm_for_s is None else asked.warm_for_s,
+            memory=DEFAULT_WARM_BYTES if asked.warm_memory is None else asked.warm_memory,
+            withheld=tuple(dict.fromkeys(secrets)),
+            only_if_there=asked.method == "auto",
+        )
     return ForkServer(
         interpreter=workers[0].argv[: workers[0].fork_entry],
         env=env,
@@ -215,6 +247,7 @@ def _server(
         is_module=program.kind == "module" and not asked.source,
         cpus=cpus,
         mempolicy=policy,
+        warm=warm,
     )
 
 

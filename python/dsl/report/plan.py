@@ -116,7 +116,8 @@ def _server_words(server: ForkServer) -> str:
 
     loads = ", ".join(server.preload) or f"what {server.script or 'they run'} imports"
     where = "" if server.cpus is None else f" on CPUs {format_ranges(server.cpus)}"
-    return f"{join(server.interpreter)}, which imports {loads}{where}"
+    stays = "" if server.warm is None or server.warm.only_if_there else ", and stays for the next job"
+    return f"{join(server.interpreter)}, which imports {loads}{where}{stays}"
 
 
 def _placement(worker: WorkerPlan) -> list[str]:

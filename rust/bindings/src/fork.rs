@@ -19,6 +19,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pyclass(frozen, module = "dsl._core")]
 pub(crate) struct ForkLink(Mutex<Link>);
 
+impl ForkLink {
+    pub(crate) fn of(link: Link) -> Self {
+        Self(Mutex::new(link))
+    }
+}
+
 #[pymethods]
 impl ForkLink {
     #[new]
@@ -67,6 +73,11 @@ impl ForkLink {
         lock(&self.0).not_forked(&mut order, errno).map_err(to_python)
     }
 
+    /// End what is left below the branch of a warm server.
+    fn clear(&self, py: Python<'_>) {
+        py.detach(|| lock(&self.0).clear());
+    }
+
     /// The descriptor.
     fn fileno(&self) -> i32 {
         lock(&self.0).as_fd().as_raw_fd()
@@ -96,6 +107,11 @@ impl ForkOrder {
     #[getter]
     fn environ<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         words(py, lock(&self.0).environ())
+    }
+
+    #[getter]
+    fn ignores_quit(&self) -> bool {
+        lock(&self.0).ignores_quit()
     }
 
     /// Turn this process into the worker.

@@ -8,6 +8,7 @@ mod hub;
 mod program;
 mod spec;
 mod supervisor;
+mod warm;
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -86,6 +87,8 @@ mod _core {
     use super::spec::{LaunchSpec, Stdio, WorkerSpec};
     #[pymodule_export]
     use super::supervisor::Supervisor;
+    #[pymodule_export]
+    use super::warm::{WarmCall, WarmDoor, warm_answer, warm_call, warm_digest, warm_key, warm_listen};
     #[pymodule_export]
     use super::{build_info, kernel_interfaces, probe_port, vitals};
 

@@ -100,6 +100,14 @@ impl Supervisor {
             .map_err(to_python)
     }
 
+    /// Take the branch of a warm server, over the connection with this number, as fork server.
+    fn join_fork_server(&self, py: Python<'_>, fd: i32, is_prepared: bool) -> PyResult<usize> {
+        let handle = self.handle()?;
+        let link = dsl_engine::os::take_over(fd)?;
+        py.detach(|| handle.join_fork_server(link, is_prepared))
+            .map_err(to_python)
+    }
+
     /// Check limits, then begin to spawn.
     fn start(&self, py: Python<'_>, spec: &Bound<'_, LaunchSpec>) -> PyResult<()> {
         let handle = self.handle()?;

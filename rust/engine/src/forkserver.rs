@@ -27,6 +27,7 @@ mod plan;
 mod server;
 mod socket;
 mod speaker;
+pub mod warm;
 mod words;
 
 pub use imports::Patience;

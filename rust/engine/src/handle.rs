@@ -28,6 +28,7 @@ const LINES_WAIT: Duration = Duration::from_secs(1);
 enum Command {
     Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
     StartForkServer(Box<LaunchSpec>, Patience, Sender<Result<usize, Error>>),
+    JoinForkServer(OwnedFd, bool, Sender<Result<usize, Error>>),
     Signal { number: i32, worker: Option<usize> },
     Stop { signal: i32, grace: Option<Duration> },
     Kill,
@@ -88,6 +89,11 @@ impl Handle {
     /// Executes a fork server, see [`Supervisor::start_fork_server`]. Returns its number.
     pub fn start_fork_server(&self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
         self.ask(|report| Command::StartForkServer(Box::new(spec), patience, report))?
+    }
+
+    /// Takes the branch of a warm server, see [`Supervisor::join_fork_server`]. Returns its number.
+    pub fn join_fork_server(&self, link: OwnedFd, is_prepared: bool) -> Result<usize, Error> {
+        self.ask(|report| Command::JoinForkServer(link, is_prepared, report))?
     }
 
     /// Sends a signal to one worker, or to all.
@@ -282,6 +288,9 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
             }
             Ok(Command::StartForkServer(spec, patience, report)) => {
                 let _ = report.send(supervisor.start_fork_server(*spec, patience));
+            }
+            Ok(Command::JoinForkServer(link, is_prepared, report)) => {
+                let _ = report.send(supervisor.join_fork_server(link, is_prepared));
             }
             Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
             Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),

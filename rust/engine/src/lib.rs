@@ -27,6 +27,7 @@ pub mod cgroup;
 pub mod error;
 pub mod event;
 pub mod features;
+mod folder;
 pub mod forkserver;
 mod group;
 mod guard;

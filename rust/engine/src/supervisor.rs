@@ -271,7 +271,7 @@ impl Supervisor {
         }
         let now = Instant::now();
         let job = self.job.as_ref();
-        let polling = job.filter(|_| self.link.is_none());
+        let polling = job.filter(|_| self.polls_the_end());
         let due = [
             job.and_then(|job| job.group().next_tick()),
             job.and_then(|job| job.starting().order_due()),
@@ -313,9 +313,14 @@ impl Supervisor {
         if due.is_some_and(|due| due <= now) {
             self.step(Input::Tick);
         }
-        if self.link.is_none() {
+        if self.polls_the_end() {
             self.check_if_clearing();
         }
+    }
+
+    /// Whether no event tells when the last process of a group has ended.
+    fn polls_the_end(&self) -> bool {
+        self.link.is_none() || self.has_branches()
     }
 
     fn step(&mut self, input: Input) {

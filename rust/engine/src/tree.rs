@@ -39,6 +39,9 @@ pub(crate) struct Scope<'a> {
     pub(crate) spared: Option<i32>,
     /// Fork servers. They do not belong to the job, and neither do their descendants that are not below a root.
     pub(crate) servers: &'a [i32],
+    /// Branches of warm servers, which are not below this process. They do not belong to the job, but all their
+    /// descendants do.
+    pub(crate) branches: &'a [i32],
 }
 
 /// The result of a pass over the job.
@@ -83,6 +86,7 @@ impl Tree {
         let mut above: Vec<i32> = found.iter().map(|stat| stat.pid).collect();
         let sheltered = sheltered(&all, scope.servers, &above);
         above.extend(scope.own_descendants.then_some(own));
+        above.extend(scope.branches);
         found.extend(descendants(&all, &above));
         if let Some(token) = scope.token {
             let mut carriers = self.carriers(&all, &found, token);
@@ -92,7 +96,8 @@ impl Tree {
             found.extend(descendants(&all, &above));
         }
         let mut known = HashSet::new();
-        let is_other = |pid| scope.spared == Some(pid) || sheltered.contains(&pid);
+        let is_other =
+            |pid| scope.spared == Some(pid) || scope.branches.contains(&pid) || sheltered.contains(&pid);
         found.retain(|stat| !stat.is_dead() && !is_other(stat.pid) && known.insert(stat.pid));
         Ok(found)
     }
@@ -283,6 +288,7 @@ mod tests {
             token: None,
             spared: None,
             servers: &[],
+            branches: &[],
         };
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {

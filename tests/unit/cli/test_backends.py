@@ -71,6 +71,8 @@ IN_THE_JOB = {
     "preload": Case("torch", with_="--start-method forkserver"),
     "prewarm": Case(),
     "import_throttle": Case("2"),
+    "warm_for": Case("60", with_="--start-method warm"),
+    "warm_memory": Case("2G", with_="--start-method warm"),
     "stacks_on_failure": Case(),
     "hang_timeout": Case("600"),
     "hang_action": Case("stop", with_="--hang-timeout 600"),

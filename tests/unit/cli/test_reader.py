@@ -114,7 +114,7 @@ def test_what_the_small_reader_accepts_means_the_same_to_argparse(case: tuple[st
 
 def _good_value(option: Option) -> str:
     choices = [word for word in option.choices or () if word != option.default]
-    return choices[-1] if choices else {"log_max_size": "1M"}.get(option.dest, "7")
+    return choices[-1] if choices else {"log_max_size": "1M", "warm_memory": "1M"}.get(option.dest, "7")
 
 
 @pytest.mark.parametrize(

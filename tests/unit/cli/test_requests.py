@@ -49,6 +49,8 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "preload": ("torch,a.b", "start.preload", ("torch", "a.b")),
     "prewarm": ("", "start.prewarm", True),
     "import_throttle": ("2", "start.import_throttle", 2),
+    "warm_for": ("60", "start.warm_for_s", 60.0),
+    "warm_memory": ("2G", "start.warm_memory", 2 << 30),
     "fork_server_per": ("numa", "start.server_per", "numa"),
     "debug": ("0,2-3", "debug.ranks", "0,2-3"),
     "debug_port": ("7000", "debug.port", 7000),

@@ -58,6 +58,8 @@ BOTH = {
     "preload": Case("torch"),
     "prewarm": Case(),
     "import_throttle": Case("2"),
+    "warm_for": Case("60", with_="--start-method warm"),
+    "warm_memory": Case("2G", with_="--start-method warm"),
     "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
     "debug": Case("1"),
     "debug_port": Case("7000"),

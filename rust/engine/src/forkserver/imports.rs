@@ -32,6 +32,13 @@ impl Default for Patience {
     }
 }
 
+/// The time that a warm server which has imported gets to fork a branch. It is looked at in case it is stopped; that it
+/// is slow is not worth a line.
+pub(super) const PREPARED: Patience = Patience {
+    slow: Duration::from_millis(1500),
+    lost: Duration::from_secs(15),
+};
+
 /// The time in which a server imports.
 pub(super) struct Imports {
     /// When it was executed.
@@ -84,7 +91,7 @@ impl Imports {
         if std::mem::replace(&mut self.was_stopped, is_stopped) && is_stopped {
             return Look::Lost(STOPPED);
         }
-        if std::mem::replace(&mut self.was_slow, true) {
+        if std::mem::replace(&mut self.was_slow, true) || self.patience == PREPARED {
             return Look::Nothing;
         }
         Look::Slow(passed)

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getppid, getrlimit, pidfd_open, setrlimit};
 
 use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
 use super::pages;
 use super::socket;
+use super::warm::end_descendants;
 use crate::error::Error;
+use crate::orphans::reap_orphans;
 use crate::poller::Poller;
 use crate::sys;
 use crate::sys::wait::{Target, try_wait};
@@ -36,6 +38,8 @@ pub struct Link {
     /// The limit of open files that this process was given.
     open_files: Rlimit,
     trace: Arc<Trace>,
+    /// The command that this process serves as the branch of a warm server; `None` for a server of one job.
+    command: Option<i32>,
 }
 
 struct Ends {
@@ -44,8 +48,10 @@ struct Ends {
     workers: BTreeMap<u64, Worker>,
     /// Workers of the orders up to this one are reaped when they are dead.
     reaped: u64,
-    /// Whether its memory was gathered into huge pages.
+    /// Whether its memory was gathered into huge pages. A warm server does that before it has branches.
     is_gathered: bool,
+    /// Whether it adopts what its workers leave.
+    is_branch: bool,
     /// Orders whose workers are dead, but whose deaths the kernel does not show us yet.
     traced: Vec<u64>,
     /// When to look at these again.
@@ -62,6 +68,16 @@ impl Link {
     /// Takes over the descriptor that this process got from the engine, and says hello.
     pub fn new(fd: RawFd) -> Result<Self, Error> {
         let socket = sys::take_over(fd).map_err(Error::os("take the link"))?;
+        Self::over(socket, Arc::default(), None)
+    }
+
+    /// The link of a branch, which keeps the state that imports have left in the warm server.
+    pub(super) fn of_branch(socket: OwnedFd, trace: Arc<Trace>, command: i32) -> Result<Self, Error> {
+        raise_open_files();
+        Self::over(socket, trace, Some(command))
+    }
+
+    fn over(socket: OwnedFd, trace: Arc<Trace>, command: Option<i32>) -> Result<Self, Error> {
         let poller = Poller::new()?;
         poller.watch(&socket, LINK)?;
         let hello = Report::Hello { version: VERSION }.encode();
@@ -73,7 +89,8 @@ impl Link {
             poller,
             workers: BTreeMap::new(),
             reaped: 0,
-            is_gathered: false,
+            is_gathered: command.is_some(),
+            is_branch: command.is_some(),
             traced: Vec::new(),
             traced_due: None,
         };
@@ -81,23 +98,25 @@ impl Link {
             pid: own_pid(),
             ends: Some(ends),
             open_files: getrlimit(Resource::Nofile),
-            trace: Arc::default(),
+            trace,
+            command,
         })
     }
 
     /// Call this after the imports. Notes the settings that imports have changed, because workers must get them. Then
     /// changes the settings of this process to those that a server needs.
     pub fn settle(&mut self) -> Result<(), Error> {
-        let open_files = getrlimit(Resource::Nofile);
-        self.trace = Arc::new(Trace {
-            actions: sys::signal::own_actions(),
-            open_files: (open_files != self.open_files).then_some(open_files),
-        });
-        sys::exit::write_streams();
-        // A process that ignores SIGCHLD cannot learn how its children end.
-        sys::signal::reset_child_signal().map_err(Error::os("listen for deaths"))?;
+        self.trace = Trace::note(&self.open_files)?;
         raise_open_files();
         Ok(())
+    }
+
+    /// Call this when the engine has hung up. A branch ends everything that is left below it, because it is out of
+    /// reach for the agent and its guard.
+    pub fn clear(&self) {
+        if self.command.is_some() && self.pid == own_pid() {
+            end_descendants(&[]);
+        }
     }
 
     /// Tells the engine that the server takes orders.
@@ -115,6 +134,7 @@ impl Link {
     pub fn next_order(&mut self) -> Result<Option<Order>, Error> {
         let pid = self.pid;
         let trace = Arc::clone(&self.trace);
+        let observer = self.command.unwrap_or_else(|| Pid::as_raw(getppid()));
         let ends = self.ends_mut()?;
         loop {
             for token in ends.poller.wait(ends.until_due())? {
@@ -127,7 +147,7 @@ impl Link {
                 Ok(None) => {}
                 Ok(Some((bytes, fds))) => match Command::decode(&bytes) {
                     Some(Command::Start { order }) => {
-                        return Order::new(order, pid, trace, fds)
+                        return Order::new(order, pid, observer, trace, fds)
                             .map(Some)
                             .map_err(Error::os("read an order"));
                     }
@@ -276,12 +296,15 @@ impl Ends {
             }
             !is_over
         });
+        if self.is_branch && self.workers.values().all(|worker| worker.pidfd.is_some()) {
+            reap_orphans(&[]);
+        }
     }
 }
 
 /// Raises the server's limit of open files, since it needs a descriptor for each worker. A worker gets its own limit
 /// when it enters.
-fn raise_open_files() {
+pub(super) fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit {
         current: limit.maximum,

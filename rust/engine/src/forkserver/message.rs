@@ -10,7 +10,7 @@ use crate::sys::clone::{Failure, Step};
 use crate::sys::wait::Death;
 
 /// Version of the messages and of the plan.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// From the server to the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub(crate) enum Report {
     NotForked { order: u64, errno: i32 },
     /// The child of this order is a zombie.
     Ended { order: u64, death: Death },
+    /// A warm server that was ready begins to import anew.
+    Importing,
 }
 
 /// From the engine to the server.
@@ -67,6 +69,7 @@ impl Report {
                 .duration(death.user)
                 .duration(death.system)
                 .u64(death.max_rss),
+            Self::Importing => out.byte(6),
         };
         out.0
     }
@@ -97,6 +100,7 @@ impl Report {
                     max_rss: input.u64()?,
                 },
             },
+            6 => Self::Importing,
             _ => return None,
         };
         input.at_end(report)
@@ -283,6 +287,7 @@ mod tests {
                 errno: 11,
             },
             Report::Ended { order: 7, death },
+            Report::Importing,
         ] {
             let bytes = report.encode();
             assert_eq!(Report::decode(&bytes), Some(report));
@@ -291,7 +296,7 @@ mod tests {
             }
             assert_eq!(Report::decode(&[&bytes[..], &[0]].concat()), None);
         }
-        assert_eq!(Report::decode(&[6]), None);
+        assert_eq!(Report::decode(&[7]), None);
     }
 
     #[test]

@@ -8,11 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::process::{Pid, Resource, Rlimit, fchdir, getppid, setrlimit};
+use rustix::process::{Resource, Rlimit, fchdir, getrlimit, setrlimit};
 
 use super::message::Entered;
 use super::plan::{Plan, Stderr};
 use super::socket;
+use crate::error::Error;
 use crate::features::Features;
 use crate::spawn::all_descriptors;
 use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource, Step};
@@ -30,12 +31,28 @@ pub(super) struct Trace {
     pub(super) open_files: Option<Rlimit>,
 }
 
+impl Trace {
+    /// Notes what imports have left in this process, which had this limit of open files before. Then lets this process
+    /// learn how its children end.
+    pub(super) fn note(before: &Rlimit) -> Result<Arc<Self>, Error> {
+        let open_files = getrlimit(Resource::Nofile);
+        let trace = Self {
+            actions: signal::own_actions(),
+            open_files: (open_files != *before).then_some(open_files),
+        };
+        exit::write_streams();
+        // A process that ignores SIGCHLD cannot learn how its children end.
+        signal::reset_child_signal().map_err(Error::os("listen for deaths"))?;
+        Ok(Arc::new(trace))
+    }
+}
+
 /// An order of the engine, in the server and in the child that it forks.
 pub struct Order {
     number: u64,
     server: i32,
-    /// The process that has executed the server; 0 if it is gone.
-    agent: i32,
+    /// The process that may look into the worker, and whose descendants may; 0 if it is gone.
+    observer: i32,
     trace: Arc<Trace>,
     plan: Plan,
     fds: Option<Descriptors>,
@@ -52,7 +69,13 @@ struct Descriptors {
 }
 
 impl Order {
-    pub(super) fn new(number: u64, server: i32, trace: Arc<Trace>, fds: Vec<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn new(
+        number: u64,
+        server: i32,
+        observer: i32,
+        trace: Arc<Trace>,
+        fds: Vec<OwnedFd>,
+    ) -> io::Result<Self> {
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
         let plan = read_plan(&File::from(next()?))?;
@@ -70,7 +93,7 @@ impl Order {
         Ok(Self {
             number,
             server,
-            agent: Pid::as_raw(getppid()),
+            observer,
             trace,
             plan,
             fds: Some(descriptors),
@@ -94,6 +117,11 @@ impl Order {
     /// Index of the first word of the command after the interpreter and its flags.
     pub fn entry(&self) -> usize {
         self.plan.entry as usize
+    }
+
+    /// Whether the worker ignores SIGQUIT, because it reads the terminal.
+    pub fn ignores_quit(&self) -> bool {
+        self.plan.group != 0
     }
 
     /// The worker's environment, entry by entry.
@@ -175,8 +203,8 @@ impl Order {
                 group => ProcessGroup::Join(group),
             },
             parent_death_signal: Some(libc::SIGKILL),
-            ignores_quit: self.plan.group != 0,
-            observer: self.agent,
+            ignores_quit: self.ignores_quit(),
+            observer: self.observer,
             // Not set if imports have changed the limit: only root could raise a limit that an import has lowered.
             open_files: self.trace.open_files.is_none().then_some(self.plan.open_files),
             cpus: &self.plan.cpus,

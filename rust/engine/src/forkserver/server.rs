@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::delivery::{Delivered, Delivery, Ends, Ordered, has_lost_parent};
-use super::imports::{Imports, Look, OUT_OF_TIME, Patience};
+use super::imports::{Imports, Look, OUT_OF_TIME, PREPARED, Patience};
 use super::message::{Command, Entered, Report, VERSION};
 use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
@@ -66,8 +66,11 @@ enum Answer {
 
 /// A fork server.
 pub(crate) struct Server {
+    /// 0 for a branch of a warm server that has not said hello.
     pub(crate) pid: i32,
-    /// `None` once it is reaped.
+    /// The poller's token for the branch of a warm server; `None` for a server that is our child.
+    branch: Option<u64>,
+    /// `None` once it is reaped, and for a branch before its hello.
     pidfd: Option<OwnedFd>,
     /// `None` once one side has hung up.
     link: Option<OwnedFd>,
@@ -106,8 +109,32 @@ impl Server {
         Self {
             pid,
             pidfd: Some(pidfd),
-            link: Some(ends.ours),
             words: Words::new(output),
+            ..Self::of(ends.ours, patience)
+        }
+    }
+
+    /// The branch that a warm server has been asked for over this link. The poller knows it by `token`. `is_prepared`:
+    /// the server has imported.
+    pub(crate) fn branch(link: OwnedFd, token: u64, is_prepared: bool) -> Self {
+        let patience = if is_prepared {
+            PREPARED
+        } else {
+            Patience::default()
+        };
+        Self {
+            branch: Some(token),
+            ..Self::of(link, patience)
+        }
+    }
+
+    fn of(link: OwnedFd, patience: Patience) -> Self {
+        Self {
+            pid: 0,
+            branch: None,
+            pidfd: None,
+            link: Some(link),
+            words: Words::new(None),
             procfs: ProcFs::open().ok(),
             speaker: None,
             fatal_signal: None,
@@ -139,7 +166,7 @@ impl Server {
         if self.state != State::Preparing {
             return;
         }
-        match self.imports.look(self.pid, now) {
+        match self.imports.look(self.shown_pid(), now) {
             Look::Nothing => {}
             Look::Slow(passed) => self.news.push(News::Slow(passed)),
             Look::Lost(why) => {
@@ -197,7 +224,13 @@ impl Server {
                         return;
                     }
                 }
-                Ok(Some((bytes, fds))) => self.hear(Report::decode(&bytes), fds),
+                Ok(Some((bytes, fds))) => {
+                    let is_unknown = self.pidfd.is_none();
+                    self.hear(Report::decode(&bytes), fds);
+                    if is_unknown {
+                        self.watch_branch(poller);
+                    }
+                }
                 Err(_) => self.bury(poller),
             }
         }
@@ -218,6 +251,9 @@ impl Server {
                     self.state = State::Ready;
                     self.news.push(News::Ready);
                 }
+            }
+            Some(Report::Importing) => {
+                self.imports = Imports::begin(Instant::now(), Patience::default());
             }
             Some(Report::Refused { text }) => self.close(format!("refused: {}", words::one_line(&text))),
             // The report is about a group that has ended.
@@ -243,12 +279,47 @@ impl Server {
         let (Some(pidfd), None) = (fds.into_iter().next(), &self.speaker) else {
             return self.close(NONSENSE.to_owned());
         };
-        let executed = self.pid;
+        let executed = (!self.is_branch()).then_some(self.pid);
+        let copy = pidfd.try_clone();
         let met = self
             .procfs
             .as_mut()
             .map(|procfs| Speaker::meet(procfs, pidfd, executed));
         self.speaker = met.and_then(|met| met.map_err(|why| self.distrust(why)).ok());
+        if let (true, Some(speaker), Ok(copy)) = (self.is_branch(), &self.speaker, copy) {
+            self.pid = speaker.pid();
+            self.pidfd = Some(copy);
+        }
+    }
+
+    /// Lets the poller report the end of a branch that has just said hello.
+    fn watch_branch(&mut self, poller: &Poller) {
+        if let (Some(token), Some(pidfd)) = (self.branch, &self.pidfd)
+            && poller.watch(pidfd, token).is_err()
+        {
+            self.close("cannot be watched: memory is short".to_owned());
+        }
+    }
+
+    /// Whether it is the branch of a warm server, and not our child.
+    pub(crate) fn is_branch(&self) -> bool {
+        self.branch.is_some()
+    }
+
+    /// The process to name to the user: until a branch has said hello, its warm server.
+    pub(crate) fn shown_pid(&self) -> i32 {
+        if self.is_branch() && self.pid == 0 {
+            self.warm_pid()
+        } else {
+            self.pid
+        }
+    }
+
+    /// Pid of the warm server that was asked for this branch.
+    fn warm_pid(&self) -> i32 {
+        let link = self.link.as_ref();
+        let peer = link.and_then(|link| rustix::net::sockopt::socket_peercred(link).ok());
+        peer.map_or(0, |peer| Pid::as_raw(Some(peer.pid)))
     }
 
     /// Handles the report of a child, which comes with the child's pidfd.
@@ -400,8 +471,7 @@ impl Server {
     /// Continues the server if it is stopped: only the server learns how its workers end.
     pub(crate) fn resume(&self) {
         if self.link.is_some() {
-            // The server is our unreaped child, so its pid is still its own.
-            let _ = signal::send(self.pid, libc::SIGCONT);
+            self.send(Signal::CONT);
         }
     }
 
@@ -431,6 +501,7 @@ impl Server {
             Some(death) if death.signaled && death.status == libc::SIGALRM => OUT_OF_TIME.to_owned(),
             Some(death) if death.signaled => format!("was ended by signal {}", death.status),
             Some(death) => format!("ended with code {}", death.status),
+            None if self.is_branch() => "has ended".to_owned(),
             None => "is gone".to_owned(),
         };
         self.close_with_last_words(&how);
@@ -467,10 +538,11 @@ impl Server {
     /// killed at once, and so is an untrusted server.
     pub(crate) fn end(&mut self, poller: &Poller) {
         let is_listening = self.state != State::Preparing && !self.is_distrusted;
-        self.reap(if is_listening {
-            END_PATIENCE
-        } else {
-            Duration::ZERO
+        self.reap(match is_listening {
+            // It may have something to end.
+            true if self.is_branch() => HANG_UP_PATIENCE,
+            true => END_PATIENCE,
+            false => Duration::ZERO,
         });
         self.state = State::Closed;
         self.close_words(poller);
@@ -498,19 +570,36 @@ impl Server {
 
     /// Waits until it has ended, kills it if that takes longer than `patience`, and reaps it.
     fn reap(&mut self, patience: Duration) -> Option<Death> {
-        let pidfd = self.pidfd.take()?;
-        if !wait_readable(&[pidfd.as_fd()], patience) {
+        if !wait_readable(&[self.pidfd.as_ref()?.as_fd()], patience) {
             self.kill();
-            wait_readable(&[pidfd.as_fd()], KILL_PATIENCE);
+            wait_readable(&[self.pidfd.as_ref()?.as_fd()], KILL_PATIENCE);
         }
+        let pidfd = self.pidfd.take()?;
+        // Only its parent learns how a branch ended.
         try_wait(Target::PidFd(pidfd.as_fd()), true).ok().flatten()
     }
 
     /// Kills the server, which must not be reaped yet.
     fn kill(&self) {
-        // The server is our unreaped child, so its pid and its process group are still its own.
-        let _ = signal::send(-self.pid, libc::SIGKILL);
-        let _ = signal::send(self.pid, libc::SIGKILL);
+        if !self.is_branch() {
+            // The server is our unreaped child, so its process group is still its own.
+            let _ = signal::send(-self.pid, libc::SIGKILL);
+        }
+        self.send(Signal::KILL);
+    }
+
+    /// Signals the server, which must not be reaped yet.
+    fn send(&self, signal: Signal) {
+        match &self.pidfd {
+            Some(pidfd) if self.is_branch() => {
+                let _ = pidfd_send_signal(pidfd, signal);
+            }
+            // The server is our unreaped child, so its pid is still its own.
+            _ if !self.is_branch() => {
+                let _ = signal::send(self.pid, signal.as_raw());
+            }
+            _ => {}
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::process::getuid;
+
 use crate::poller::is_readable;
 use crate::procfs::ProcFs;
 
@@ -27,8 +29,13 @@ pub(super) enum Child {
 pub(super) type Distrust = Option<String>;
 
 impl Speaker {
-    /// Identifies the process that has said hello, and checks that it belongs to the executed process.
-    pub(super) fn meet(procfs: &mut ProcFs, pidfd: OwnedFd, executed: i32) -> Result<Self, Distrust> {
+    pub(super) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Identifies the process that has said hello, and checks that it belongs to the executed process. Nothing was
+    /// executed for the branch of a warm server, which is another process of this user.
+    pub(super) fn meet(procfs: &mut ProcFs, pidfd: OwnedFd, executed: Option<i32>) -> Result<Self, Distrust> {
         let told = procfs.pid_of(pidfd.as_fd());
         let pid = match told {
             Ok(Some(pid)) => pid,
@@ -39,7 +46,11 @@ impl Speaker {
         // Check its namespaces first: a process that enters other namespaces after a fork still descends from the
         // executed process, but does not run where we do.
         speaker.check_place(procfs)?;
-        match procfs.descends(pid, executed) {
+        let is_asked = match executed {
+            Some(executed) => procfs.descends(pid, executed),
+            None => procfs.uid(pid).map(|uid| uid == getuid().as_raw()),
+        };
+        match is_asked {
             Ok(true) => Ok(speaker),
             _ => Err(speaker.unless_dead("is another process than the one that was started".to_owned())),
         }

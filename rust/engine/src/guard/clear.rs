@@ -58,6 +58,7 @@ impl Leftovers<'_> {
             token: (self.agent_killed || self.has_strangers).then_some(self.token),
             spared: None,
             servers: &[],
+            branches: &[],
         }
     }
 }

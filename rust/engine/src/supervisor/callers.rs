@@ -1,28 +1,26 @@
 //! The socket of a job, at which views into the job call. Nothing runs for it while nobody calls.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::Error;
 use crate::event::Event;
+use crate::folder::PrivateFolder;
 use crate::supervisor::Supervisor;
 use crate::supervisor::watched::Watched;
 
 /// Callers that may wait. The kernel refuses further ones.
 const WAITING: i32 = 16;
 
-/// How often we make a folder that vanishes.
-const TRIES: usize = 64;
-
 /// A listening socket, which is removed with this value.
 pub(crate) struct Callers {
     path: PathBuf,
-    folder: OwnedFd,
+    folder: PrivateFolder,
     name: String,
     listener: OwnedFd,
 }
@@ -32,40 +30,16 @@ impl Callers {
     ///
     /// Fails if another user owns the folder or could enter it.
     pub(crate) fn new(folder: &Path, name: &str) -> Result<Self, Error> {
-        let mut made = Self::try_new(folder, name);
-        for _ in 0..TRIES {
-            match &made {
-                // Another job has removed the folder, because it was empty.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => made = Self::try_new(folder, name),
-                _ => break,
-            }
-        }
-        made.map_err(Error::os("listen at the socket of the job"))
+        Self::try_new(folder, name).map_err(Error::os("listen at the socket of the job"))
     }
 
     fn try_new(path: &Path, name: &str) -> io::Result<Self> {
-        match rustix::fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-        let about = rustix::fs::fstat(&folder)?;
-        let mode = Mode::from_raw_mode(about.st_mode);
-        let is_ours = about.st_uid == rustix::process::geteuid().as_raw();
-        if !is_ours || mode.intersects(Mode::RWXG | Mode::RWXO) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The kernel gives the file these permissions, less the umask.
         rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
-        // By the descriptor: the path of the folder may be longer than the address of a socket can be.
-        let place = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
-        rustix::net::bind(&listener, &SocketAddrUnix::new(place)?)?;
         let callers = Self {
+            folder: PrivateFolder::bind_in(path, &listener, name)?,
             path: path.to_owned(),
-            folder,
             name: name.to_owned(),
             listener,
         };
@@ -96,9 +70,8 @@ impl Callers {
         for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
             let pid = name.split('-').next().unwrap_or_default();
             let is_gone = pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists();
-            let place = format!("/proc/self/fd/{}/{name}", self.folder.as_raw_fd());
-            if is_gone && is_refused(&place) {
-                let _ = rustix::fs::unlinkat(&self.folder, &name, AtFlags::empty());
+            if is_gone && is_refused(&self.folder.place(&name)) {
+                self.folder.unlink(&name);
             }
         }
         let _ = rustix::fs::rmdir(&self.path);
@@ -116,8 +89,7 @@ fn is_refused(place: &str) -> bool {
 
 impl Drop for Callers {
     fn drop(&mut self) {
-        // Fails only if somebody else has removed it.
-        let _ = rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
+        self.folder.unlink(&self.name);
         // Fails while other jobs have sockets there.
         if rustix::fs::rmdir(&self.path) == Err(Errno::NOTEMPTY) {
             self.remove_left();

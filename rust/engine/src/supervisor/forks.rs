@@ -1,7 +1,7 @@
 //! Fork servers: their start, the workers that they fork, and their end.
 
 use std::ffi::CString;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
@@ -37,6 +37,27 @@ impl Supervisor {
             });
         }
         self.servers.push(server.ok());
+        Ok(number)
+    }
+
+    /// Takes the branch of a warm server as fork server. `link`: the connection over which it was asked for;
+    /// `is_prepared`: the server has imported. Returns its number. A branch that cannot be watched is reported as lost.
+    pub fn join_fork_server(&mut self, link: OwnedFd, is_prepared: bool) -> Result<usize, Error> {
+        let number = self.servers.len();
+        let token = Watched::ForkServer(number).encode();
+        let is_usable = !self.sweeps && self.remains.can_spare_servers();
+        if is_usable && self.poller.watch(&link, token).is_ok() {
+            self.servers.push(Some(Server::branch(link, token, is_prepared)));
+        } else {
+            self.events.push(Event::ForkServerLost {
+                server: number,
+                pid: 0,
+                signal: None,
+                text: "cannot be watched here".to_owned(),
+                workers: Vec::new(),
+            });
+            self.servers.push(None);
+        }
         Ok(number)
     }
 
@@ -123,11 +144,25 @@ impl Supervisor {
         }
     }
 
-    /// Pids of the fork servers that are alive, as far as we know.
+    /// Pids of the fork servers that are alive, as far as we know, without branches of warm servers.
     pub(super) fn server_pids(&self) -> Vec<i32> {
+        self.living(false)
+    }
+
+    /// Pids of the branches of warm servers that are alive, as far as we know.
+    pub(super) fn branch_pids(&self) -> Vec<i32> {
+        self.living(true)
+    }
+
+    fn living(&self, branches: bool) -> Vec<i32> {
         let servers = self.servers.iter().flatten();
-        let living = servers.filter(|server| server.link().is_some());
-        living.map(|server| server.pid).collect()
+        let living = servers.filter(|server| server.is_branch() == branches && server.link().is_some());
+        living.map(|server| server.pid).filter(|pid| *pid > 0).collect()
+    }
+
+    /// Whether workers may have left processes that the kernel does not hand to us.
+    pub(super) fn has_branches(&self) -> bool {
+        self.servers.iter().flatten().any(Server::is_branch)
     }
 
     /// Reads what a fork server has sent, and reports it.
@@ -163,7 +198,10 @@ impl Supervisor {
         let Some(Some(server)) = self.servers.get_mut(number) else {
             return;
         };
-        let (pid, signal) = (server.pid, server.fatal_signal());
+        let (pid, signal) = (server.shown_pid(), server.fatal_signal());
+        if server.is_branch() && server.link().is_none() {
+            self.remains.lose_branch();
+        }
         let forked = || self.job.iter().flat_map(|job| job.forked_by(number));
         let workers: Vec<usize> = if server.link().is_none() {
             forked().collect()
@@ -371,7 +409,8 @@ impl Supervisor {
         if living.is_empty() {
             return;
         }
-        let pids: Vec<i32> = living.iter().map(|server| server.pid).collect();
+        let executed = living.iter().filter(|server| !server.is_branch());
+        let pids: Vec<i32> = executed.map(|server| server.pid).collect();
         let helpers = self.remains.helpers_of(&pids);
         for server in &mut living {
             server.hang_up(&self.poller);

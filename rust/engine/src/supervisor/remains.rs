@@ -30,6 +30,8 @@ pub(super) struct Group<'a> {
     pub(super) leaders: &'a [i32],
     /// Pids of the fork servers, which belong to no group.
     pub(super) servers: &'a [i32],
+    /// Pids of the branches of warm servers: what workers leave is adopted there.
+    pub(super) branches: &'a [i32],
 }
 
 /// Finds and ends the processes of a job.
@@ -42,6 +44,8 @@ pub(super) struct Remains {
     /// Processes below the workers, noted when the workers were told to end or killed, if we could not find them
     /// afterwards.
     known: Vec<(i32, u64)>,
+    /// Whether a branch has ended before its job: what its workers have left is below no process of ours.
+    has_lost_branch: bool,
 }
 
 impl Remains {
@@ -51,7 +55,13 @@ impl Remains {
             token,
             tree: Tree::open(),
             known: Vec::new(),
+            has_lost_branch: false,
         }
+    }
+
+    /// Notes that a branch has ended before its job.
+    pub(super) fn lose_branch(&mut self) {
+        self.has_lost_branch = true;
     }
 
     /// Whether remaining processes can be told apart from fork servers.
@@ -68,6 +78,7 @@ impl Remains {
             token: None,
             spared: None,
             servers: &[],
+            branches: &[],
         };
         let members = self.tree.as_mut().ok().and_then(|tree| tree.members(scope).ok());
         let mut helpers = members.unwrap_or_default();
@@ -84,6 +95,7 @@ impl Remains {
             token: None,
             spared: None,
             servers: &[],
+            branches: &[],
         };
         if let (Ok(tree), false) = (&mut self.tree, known.is_empty()) {
             // If the process table cannot be read, we do not find them.
@@ -102,7 +114,8 @@ impl Remains {
         if self.adopting {
             let spared = [group.workers, group.servers].concat();
             let orphans = reap_orphans(&spared);
-            if group.servers.is_empty() || orphans == Orphans::None {
+            let is_below_us = group.branches.is_empty() && !self.has_lost_branch;
+            if is_below_us && (group.servers.is_empty() || orphans == Orphans::None) {
                 return orphans == Orphans::None;
             }
         } else if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok()) {
@@ -217,15 +230,16 @@ impl Remains {
             own_descendants: self.adopting,
             // With fork servers the workers are named, because forked workers are below their server, which is
             // spared.
-            roots: if self.adopting && group.servers.is_empty() {
+            roots: if self.adopting && group.servers.is_empty() && group.branches.is_empty() {
                 &[]
             } else {
                 group.workers
             },
             known: &self.known,
-            token: (by_token && !self.adopting).then_some(self.token.as_str()),
+            token: (by_token && (!self.adopting || self.has_lost_branch)).then_some(self.token.as_str()),
             spared: None,
             servers: group.servers,
+            branches: group.branches,
         };
         self.tree.as_mut().ok().map(|tree| work(tree, scope))
     }

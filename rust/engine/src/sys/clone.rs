@@ -34,6 +34,17 @@ pub(crate) use child::enter;
 pub(crate) use plan::{ChildPlan, Descriptors, Entry, PointerArray, ProcessGroup, Rest, StdioSource};
 pub(crate) use stack::ChildStack;
 
+/// Signals that glibc uses itself. It lets a program that `posix_spawn` starts ignore them.
+const OF_THE_LIBRARY: [i32; 2] = [32, 33];
+
+/// Gives the C library's own signals their default actions, as in a program that we execute.
+pub(crate) fn reset_library_signals() {
+    for signal in OF_THE_LIBRARY {
+        // Fails only for an invalid number.
+        let _ = calls::reset_action(signal);
+    }
+}
+
 use child::child_main;
 use stack::STACK_BYTES;
 

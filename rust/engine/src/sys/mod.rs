@@ -132,6 +132,51 @@ pub(crate) fn group_of(pid: i32) -> i32 {
     unsafe { libc::getpgid(pid) }
 }
 
+/// What this process passes on to its children and rustix does not show: class and level of I/O, the memory policy with
+/// the first 64 of its nodes, the key ring of the session, and what prctl(2) sets. -1 for what this kernel does not
+/// tell.
+///
+/// [ioprio_get(2)](https://man7.org/linux/man-pages/man2/ioprio_set.2.html),
+/// [get_mempolicy(2)](https://man7.org/linux/man-pages/man2/get_mempolicy.2.html),
+/// [prctl(2)](https://man7.org/linux/man-pages/man2/prctl.2.html)
+pub(crate) fn inherited() -> Vec<i64> {
+    /// Get: secure bits, huge pages, I/O flusher, memory that is never written and executed, merging of pages. The last
+    /// three are newer than the oldest C library.
+    const OPTIONS: [libc::c_int; 5] = [libc::PR_GET_SECUREBITS, libc::PR_GET_THP_DISABLE, 58, 66, 68];
+    /// Kinds of misspeculation.
+    const SPECULATION: std::ops::Range<libc::c_ulong> = 0..3;
+    const SESSION_KEYRING: libc::c_int = -3;
+    const OWN_PROCESS: libc::c_int = 1;
+    const MOST_NODES: usize = 1 << 16;
+    // SAFETY: takes numbers.
+    let io = unsafe { libc::syscall(libc::SYS_ioprio_get, OWN_PROCESS, 0) };
+    let mut mode: libc::c_int = -1;
+    let mut nodes = vec![0u64; MOST_NODES / 64];
+    // SAFETY: `mode` and `nodes` live as long as the call, which writes an int and at most `MOST_NODES` bits.
+    let told = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            nodes.as_mut_ptr(),
+            MOST_NODES,
+            0usize,
+            0,
+        )
+    };
+    let policy = if told == 0 { i64::from(mode) } else { -1 };
+    // SAFETY: takes numbers.
+    let keys = unsafe { libc::syscall(libc::SYS_keyctl, 0, SESSION_KEYRING, 0) };
+    let mut found = vec![io, policy, nodes[0] as i64, keys];
+    // SAFETY: these options take no argument, and return what is set.
+    found.extend(OPTIONS.map(|option| i64::from(unsafe { libc::prctl(option, 0, 0, 0, 0) })));
+    for kind in SPECULATION {
+        // SAFETY: takes numbers.
+        let told = unsafe { libc::prctl(libc::PR_GET_SPECULATION_CTRL, kind, 0, 0, 0) };
+        found.push(i64::from(told));
+    }
+    found
+}
+
 /// Leader of this process's session; 0 when it is outside the pid namespace, which rustix's function cannot
 /// express.
 ///

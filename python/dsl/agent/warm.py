@@ -1,0 +1,221 @@
+"""Calls warm fork servers, which outlive the command, and starts them.
+
+A command calls before it becomes a guard: what a guard starts, it ends. The agent takes the connections over.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsl._core import warm_answer, warm_call, warm_digest, warm_key, warm_listen
+from dsl._record import record
+from dsl.forkserver.server_command import MARK, NEW, READY, server_words
+from dsl.machine.this_process import socket_folders
+from dsl.model.job import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Collection, Iterator
+    from typing import Literal
+
+    from dsl.model.node import ForkServer, NodePlan, Warm
+
+    Purpose = Literal["serve", "keep"]
+else:
+    import _signal
+
+JOBS_VARIABLE = "DSL_JOB_ID"
+"""Names the jobs that this process belongs to."""
+
+
+@record
+class WarmCall:
+    """A connection with a warm server."""
+
+    fd: int
+    """Descriptor of the connection."""
+    is_ready: bool
+    """The server has imported its modules."""
+    is_new: bool
+    """This command has started the server."""
+
+
+class WarmCalls:
+    """Connections with the warm servers of a plan, for the agent. The guard closes its copies."""
+
+    def __init__(self, plan: NodePlan, mask: Collection[int] | None) -> None:
+        """Call the servers, and start missing ones with this signal mask; None: start none."""
+        self._calls = [(one, call(one, start_mask=mask)) for one in plan.fork_servers if one.warm is not None]
+
+    def notices(self) -> tuple[Notice, ...]:
+        """What the user has to know: a server was started, and stays."""
+        wanted = [(one.warm, found) for one, found in self._calls if one.warm and not one.warm.only_if_there]
+        stay_s = [warm.stay_s for warm, found in wanted if found and found.is_new]
+        if stay_s:
+            text = (
+                f"what the workers import is kept for {stay_s[0]:g} s after the job: dsl-warm stop ends that"
+            )
+            return (Notice("info", text, is_made=True),)
+        if any(found is None for _, found in wanted):
+            text = "start method warm: no server can be kept from here, so it ends with the job"
+            return (Notice("info", text, is_made=True),)
+        return ()
+
+    def settle(self, plan: NodePlan) -> NodePlan:
+        """The plan without fork servers that do not pay off: one worker needs none that has yet to import."""
+        if len(plan.workers) > 1 or not all(one.warm and one.warm.only_if_there for one in plan.fork_servers):
+            return plan
+        if any(found is not None for _, found in self._calls):
+            return plan
+        from dsl.plan.starting import without_fork_servers
+
+        return without_fork_servers(plan)
+
+    def take(self, server: ForkServer) -> WarmCall | None:
+        """The connection with this server, which is the caller's now; None if there is none."""
+        for place, (one, found) in enumerate(self._calls):
+            if one == server:
+                del self._calls[place]
+                return found
+        return None
+
+    def close(self) -> None:
+        """Close all connections that were not taken."""
+        for _, found in self._calls:
+            if found is not None:
+                os.close(found.fd)
+        self._calls.clear()
+
+
+def call(
+    server: ForkServer, *, start_mask: Collection[int] | None = None, purpose: Purpose = "serve"
+) -> WarmCall | None:
+    """Call the warm server of this kind; None if there is none.
+
+    A missing server is started with the signal mask ``start_mask``, if there is one; but not below another
+    job, which would end it.
+    """
+    warm = server.warm
+    assert warm is not None
+    words, key = _key_of(server, warm)
+    digest = warm_digest(key)
+    for folder, name in _servers(digest):
+        fd = _call(folder, name, purpose, key, warm)
+        if fd is not None:
+            return WarmCall(fd, is_ready=name.endswith(READY), is_new=False)
+    if start_mask is None or warm.only_if_there or JOBS_VARIABLE in os.environ:
+        return None
+    for folder in socket_folders():
+        name = f"{digest}-{os.urandom(4).hex()}{NEW}"
+        if _start(words, server, folder, name, start_mask):
+            fd = _call(folder, name, purpose, key, warm)
+            return None if fd is None else WarmCall(fd, is_ready=False, is_new=True)
+    return None
+
+
+def answer(found: WarmCall, timeout_s: float) -> str:
+    """Wait until a server that was called with ``keep`` has imported. Returns why it refuses; mostly empty.
+
+    Also empty if the server has ended, or if the time is over: then no server is ready.
+    """
+    told = warm_answer(found.fd, timeout_s)
+    return (told or b"").decode(errors="replace")
+
+
+def digest_of(server: ForkServer) -> str:
+    """How the names of the sockets of such warm servers begin, before a dash."""
+    assert server.warm is not None
+    return warm_digest(_key_of(server, server.warm)[1])
+
+
+def _key_of(server: ForkServer, warm: Warm) -> tuple[tuple[str, ...], bytes]:
+    """The words that start a server, and in what it has to agree with this command."""
+    import dsl
+
+    words = server_words(
+        server.interpreter,
+        folder_of_core=dsl.__path__[0],
+        preload=server.preload,
+        script=server.script,
+        is_module=server.is_module,
+        withheld=warm.withheld,
+    )
+    entries = [os.fsencode(f"{name}={value}") for name, value in server.env.items()]
+    return words, warm_key([os.fsencode(word) for word in words], entries)
+
+
+def _servers(digest: str) -> Iterator[tuple[str, str]]:
+    """Folder and name of each socket with this digest, those of servers that are ready first."""
+    found = [(folder, name) for folder in socket_folders() for name in _names(folder)]
+    mine = [one for one in found if one[1].startswith(f"{digest}-") and one[1].endswith((NEW, READY))]
+    yield from sorted(mine, key=lambda one: one[1].endswith(NEW))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _call(folder: str, name: str, purpose: Purpose, key: bytes, warm: Warm) -> int | None:
+    try:
+        return warm_call(folder, name, purpose, key=key, stay_s=warm.stay_s, memory=warm.memory)
+    except ConnectionRefusedError:
+        remove(folder, name)
+    except OSError:
+        pass
+    return None
+
+
+def remove(folder: str, name: str) -> None:
+    """Remove the socket of a server that was killed."""
+    try:
+        os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)  # fails while other sockets are there
+    except OSError:
+        return
+
+
+def _start(words: tuple[str, ...], server: ForkServer, folder: str, name: str, mask: Collection[int]) -> bool:
+    """Start a server that is no descendant of this process and listens there. False: it cannot be started."""
+    try:
+        fd = warm_listen(folder, name)
+    except OSError:
+        return False
+    pid = 0
+    try:
+        os.set_inheritable(fd, True)
+        others = [one for one in _inherited() if one > 2 and one != fd]
+        pid = os.posix_spawnp(
+            words[0],
+            [*words, folder, name, f"{MARK}{fd}"],
+            dict(server.env),
+            file_actions=[(os.POSIX_SPAWN_CLOSE, one) for one in others],
+            setsigmask=mask,
+            setsigdef=[_signal.SIGCHLD],  # as in a worker that the engine executes
+        )
+        _, status = os.waitpid(pid, 0)
+        is_started = status == 0
+    except ChildProcessError:  # SIGCHLD is ignored here: the kernel has reaped it
+        is_started = bool(pid)
+    except OSError:
+        is_started = False
+    finally:
+        os.close(fd)
+    if not is_started:
+        remove(folder, name)
+    return is_started
+
+
+def _inherited() -> list[int]:
+    """Descriptors that another program would get."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return found

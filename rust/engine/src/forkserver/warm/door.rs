@@ -1,0 +1,426 @@
+//! The socket of a warm server, in the server: takes calls, and watches the branches that it has forked for them.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::SocketFlags;
+use rustix::process::{
+    Pid, PidfdFlags, Rlimit, Signal, getpid, getrlimit, pidfd_open, pidfd_send_signal, set_child_subreaper,
+    setpgid,
+};
+
+use super::request::{Purpose, Request};
+use super::standing::Standing;
+use crate::error::Error;
+use crate::folder::PrivateFolder;
+use crate::forkserver::link::{Link, raise_open_files};
+use crate::forkserver::message::Report;
+use crate::forkserver::order::Trace;
+use crate::forkserver::{pages, socket};
+use crate::orphans::{Orphans, reap_orphans};
+use crate::poller::{Interest, Poller, is_readable, wait_readable};
+use crate::sys::signal::{self, SignalSet};
+use crate::sys::wait::{Target, try_wait};
+use crate::sys::{self, session_leader};
+use crate::tree::{Scope, Tree};
+
+const LISTENER: u64 = 0;
+const SESSION: u64 = 1;
+const SIGNAL: u64 = 2;
+/// The end of a branch has an even token from here on, the end of its job the odd token after it.
+const FIRST_BRANCH: u64 = 4;
+/// Time that a caller has to say what it wants.
+const CALL_PATIENCE: Duration = Duration::from_millis(500);
+/// Time that a branch has to end when the engine has hung up.
+const BRANCH_PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two looks at what a branch has left, and the most looks.
+const LOOK: Duration = Duration::from_millis(5);
+const MOST_LOOKS: usize = 400;
+
+struct Branch {
+    number: u64,
+    pid: i32,
+    pidfd: OwnedFd,
+    /// Our copy of the job's connection: it shows when the engine has hung up.
+    call: OwnedFd,
+    /// When a branch that goes on without an engine is killed.
+    due: Option<Instant>,
+}
+
+/// A call that the server has to answer: a job wants workers, or somebody wants the server to stay.
+pub struct Call {
+    connection: OwnedFd,
+    file: File,
+    /// What the caller wants.
+    pub request: Request,
+    /// Pid of the command.
+    command: i32,
+}
+
+/// The socket of a warm server and the branches of its jobs.
+pub struct Door {
+    pid: i32,
+    key: Vec<u8>,
+    name: String,
+    ends: Option<Ends>,
+    /// Branches that were forked so far.
+    branches_ever: u64,
+    jobs: u64,
+    successor: Option<i32>,
+    stay: Duration,
+    idle_since: Instant,
+    about: Vec<u8>,
+    was_called: bool,
+    /// Takes no more calls.
+    is_closing: bool,
+    open_files: Rlimit,
+    /// That of this process before its imports.
+    standing: Standing,
+    trace: Arc<Trace>,
+}
+
+/// The descriptors, which a branch closes.
+struct Ends {
+    folder: PrivateFolder,
+    poller: Poller,
+    listener: OwnedFd,
+    session: Option<OwnedFd>,
+    /// SIGTERM, by which a user may end the server. It is blocked once the modules are imported.
+    intake: OwnedFd,
+    branches: Vec<Branch>,
+}
+
+impl Door {
+    /// Takes over the descriptor of a socket that listens in `folder` under `name`. `key`: in what a command has to
+    /// agree with this process. This process becomes the subreaper of its branches, and ends with its session.
+    pub fn new(fd: i32, folder: &Path, name: &str, key: Vec<u8>) -> Result<Self, Error> {
+        let listener = sys::take_over(fd).map_err(Error::os("take the socket"))?;
+        // Again, so that the kernel names this process to those who connect.
+        rustix::net::listen(&listener, 64).map_err(Error::os("listen"))?;
+        set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
+        sys::clone::reset_library_signals();
+        let poller = Poller::new()?;
+        poller.watch(&listener, LISTENER)?;
+        let leader = Pid::from_raw(session_leader()).filter(|leader| *leader != getpid());
+        let intake = signal::intake(SignalSet::of(&[libc::SIGTERM])).map_err(Error::os("signalfd"))?;
+        poller.watch(&intake, SIGNAL)?;
+        // A leader that is gone already took its terminal along.
+        let session = leader.and_then(|leader| pidfd_open(leader, PidfdFlags::empty()).ok());
+        if let Some(session) = &session {
+            poller.watch(session, SESSION)?;
+        }
+        Ok(Self {
+            pid: own_pid(),
+            key,
+            name: name.to_owned(),
+            ends: Some(Ends {
+                folder: PrivateFolder::open_existing(folder)
+                    .map_err(Error::os("open the folder of the socket"))?,
+                poller,
+                listener,
+                session,
+                intake,
+                branches: Vec::new(),
+            }),
+            branches_ever: 0,
+            jobs: 0,
+            successor: None,
+            stay: Duration::ZERO,
+            idle_since: Instant::now(),
+            about: Vec::new(),
+            was_called: false,
+            is_closing: false,
+            open_files: getrlimit(rustix::process::Resource::Nofile),
+            standing: Standing::own(),
+            trace: Arc::default(),
+        })
+    }
+
+    /// Call this after the imports, as [`Link::settle`]. Also makes forks of this process cheaper.
+    pub fn settle(&mut self) -> Result<(), Error> {
+        self.trace = Trace::note(&self.open_files)?;
+        raise_open_files();
+        pages::gather();
+        Ok(())
+    }
+
+    /// What this server is, for [`Purpose::Tell`].
+    pub fn set_about(&mut self, about: Vec<u8>) {
+        self.about = about;
+    }
+
+    /// Waits for a call that needs an answer. `None`: the server has to end.
+    pub fn next_call(&mut self) -> Result<Option<Call>, Error> {
+        loop {
+            let now = Instant::now();
+            let Some(ends) = &mut self.ends else {
+                return Err(Error::Forked);
+            };
+            for branch in &mut ends.branches {
+                if branch.due.take_if(|due| *due <= now).is_some() {
+                    let _ = pidfd_send_signal(&branch.pidfd, Signal::KILL);
+                }
+            }
+            let idle_until = self.idle_since + self.stay;
+            let is_idle = ends.branches.is_empty();
+            if is_idle && (self.is_closing || (self.was_called && idle_until <= now)) {
+                self.close();
+                return Ok(None);
+            }
+            let due = ends.branches.iter().filter_map(|branch| branch.due).min();
+            let due = due.or((is_idle && self.was_called).then_some(idle_until));
+            let tokens = ends
+                .poller
+                .wait(due.map(|due| due.saturating_duration_since(now)))?;
+            for token in tokens {
+                match token {
+                    LISTENER => {
+                        let call = self.answer();
+                        if call.is_some() {
+                            return Ok(call);
+                        }
+                    }
+                    SESSION | SIGNAL => self.close(),
+                    token => self.attend_branch(token),
+                }
+            }
+        }
+    }
+
+    /// Takes no more calls.
+    pub fn close(&mut self) {
+        let was_closing = std::mem::replace(&mut self.is_closing, true);
+        if let Some(ends) = &mut self.ends {
+            if !was_closing {
+                ends.folder.unlink(&self.name);
+            }
+            ends.poller.forget(&ends.listener);
+            ends.poller.forget(&ends.intake);
+            if let Some(session) = ends.session.take() {
+                ends.poller.forget(&session);
+            }
+        }
+    }
+
+    /// In a forked child that becomes another server: gives it the limits that this server was started with.
+    pub fn restore(&self) -> Result<(), Error> {
+        self.standing.take().map_err(Error::os("restore the limits"))
+    }
+
+    /// Notes the server that was started in place of this one. This one ends after its jobs.
+    pub fn succeed(&mut self, pid: i32) {
+        self.successor = Some(pid);
+        self.close();
+    }
+
+    /// Takes over a call from the server that was here before, by the numbers of its descriptors.
+    pub fn adopt(&mut self, call: i32, file: i32) -> Result<Option<Call>, Error> {
+        let taken = |fd| sys::take_over(fd).map_err(Error::os("take a call"));
+        Ok(self.admit(taken(call)?, File::from(taken(file)?)))
+    }
+
+    fn answer(&mut self) -> Option<Call> {
+        let flags = SocketFlags::CLOEXEC;
+        let call = rustix::net::accept_with(&self.ends.as_ref()?.listener, flags).ok()?;
+        let peer = rustix::net::sockopt::socket_peercred(&call).ok()?;
+        if peer.uid != rustix::process::geteuid() || !wait_readable(&[call.as_fd()], CALL_PATIENCE) {
+            return None;
+        }
+        let file = Request::receive(&call).ok()?;
+        self.admit(call, file)
+    }
+
+    /// Answers a call that asks for something simple; returns any other call.
+    fn admit(&mut self, call: OwnedFd, file: File) -> Option<Call> {
+        let command = Pid::as_raw(Some(rustix::net::sockopt::socket_peercred(&call).ok()?.pid));
+        let request = Request::read(&file).ok()?;
+        match request.purpose {
+            Purpose::Tell => {
+                let text = [self.account().as_bytes(), &self.about].concat();
+                let _ = socket::send(&call, &text, &[], false);
+                return None;
+            }
+            Purpose::Stop => {
+                let _ = socket::send(&call, b"stops", &[], false);
+                self.close();
+                return None;
+            }
+            Purpose::Serve | Purpose::Keep => {}
+        }
+        let call = Call {
+            connection: call,
+            file,
+            request,
+            command,
+        };
+        if call.is_gone() {
+            // The command for which this server began to import has ended: it is not kept.
+            if !self.was_called {
+                self.close();
+            }
+            return None;
+        }
+        if call.request.key != self.key {
+            call.refuse("was started in another way than this job needs");
+            return None;
+        }
+        self.was_called = true;
+        self.stay = call.request.stay;
+        self.idle_since = Instant::now();
+        Some(call)
+    }
+
+    /// Pid, jobs so far, jobs that run, and milliseconds without a job so far and at most; a line.
+    fn account(&self) -> String {
+        let busy = self.ends.as_ref().map_or(0, |ends| ends.branches.len());
+        let idle = if busy > 0 {
+            Duration::ZERO
+        } else {
+            self.idle_since.elapsed()
+        };
+        let (idle, stay) = (idle.as_millis(), self.stay.as_millis());
+        format!("{} {} {busy} {idle} {stay}\n", self.pid, self.jobs)
+    }
+
+    /// Shows by its name that the server takes calls at once.
+    pub fn rename(&mut self, name: &str) {
+        if self
+            .ends
+            .as_ref()
+            .is_some_and(|ends| ends.folder.rename(&self.name, name))
+        {
+            name.clone_into(&mut self.name);
+        }
+    }
+
+    /// Watches the branch that was forked for a call.
+    pub fn forked(&mut self, call: Call, pid: i32) -> Result<(), Error> {
+        let ends = self.ends.as_mut().ok_or(Error::Forked)?;
+        let process = Pid::from_raw(pid).ok_or(Error::Closed)?;
+        let pidfd = pidfd_open(process, PidfdFlags::empty()).map_err(Error::os("watch a branch"))?;
+        let number = FIRST_BRANCH + 2 * self.branches_ever;
+        self.branches_ever += 1;
+        self.jobs += 1;
+        ends.poller.watch(&pidfd, number)?;
+        ends.poller
+            .watch_for(&call.connection, number + 1, Interest::default())?;
+        ends.branches.push(Branch {
+            number,
+            pid,
+            pidfd,
+            call: call.connection,
+            due: None,
+        });
+        Ok(())
+    }
+
+    fn attend_branch(&mut self, token: u64) {
+        let Some(ends) = &mut self.ends else { return };
+        let Some(place) = ends
+            .branches
+            .iter()
+            .position(|branch| branch.number == token & !1)
+        else {
+            return;
+        };
+        let branch = &mut ends.branches[place];
+        if is_readable(&branch.pidfd) {
+            ends.poller.forget(&branch.pidfd);
+            ends.poller.forget(&branch.call);
+            // It is our child and dead.
+            let _ = try_wait(Target::Pid(branch.pid), true);
+            ends.branches.remove(place);
+            self.idle_since = Instant::now();
+            self.end_orphans();
+        } else if token != branch.number {
+            ends.poller.forget(&branch.call);
+            branch.due = Some(Instant::now() + BRANCH_PATIENCE);
+        }
+    }
+
+    /// Ends what branches have left, which only a branch can have left that was killed.
+    fn end_orphans(&self) {
+        let branches = self.ends.iter().flat_map(|ends| &ends.branches);
+        let spared: Vec<i32> = branches.map(|branch| branch.pid).chain(self.successor).collect();
+        end_descendants(&spared);
+    }
+
+    /// In the forked child: makes it the branch of a job. Returns its connection with the engine.
+    pub fn enter(&mut self, call: Call) -> Result<Link, Error> {
+        if self.pid == own_pid() {
+            return Err(Error::Forked);
+        }
+        self.ends = None;
+        set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
+        setpgid(None, None).map_err(Error::os("setpgid"))?;
+        Link::of_branch(call.connection, Arc::clone(&self.trace), call.command)
+    }
+}
+
+impl Call {
+    /// Tells the caller why it gets nothing.
+    pub fn refuse(&self, why: &str) {
+        let text = match self.request.purpose {
+            Purpose::Keep => why.as_bytes().to_vec(),
+            _ => Report::Refused {
+                text: why.as_bytes().to_vec(),
+            }
+            .encode(),
+        };
+        let _ = socket::send(&self.connection, &text, &[], false);
+    }
+
+    /// Tells a caller that wants the server to stay that its modules are imported.
+    pub fn confirm(&self) {
+        let _ = socket::send(&self.connection, b"", &[], false);
+    }
+
+    /// Tells the engine that the imports begin anew.
+    pub fn defer(&self) {
+        if self.request.purpose == Purpose::Serve {
+            let _ = socket::send(&self.connection, &Report::Importing.encode(), &[], false);
+        }
+    }
+
+    /// Numbers of copies of the connection and of the request, which another program can take over.
+    pub fn pass_on(&self) -> Result<[i32; 2], Error> {
+        let copy = |fd: BorrowedFd<'_>| rustix::io::dup(fd).map_err(Error::os("pass on a call"));
+        let copies = [copy(self.connection.as_fd())?, copy(self.file.as_fd())?];
+        Ok(copies.map(IntoRawFd::into_raw_fd))
+    }
+
+    fn is_gone(&self) -> bool {
+        socket::receive(&self.connection).is_err()
+    }
+}
+
+/// Ends all descendants of this process but these and what is below them.
+pub(in crate::forkserver) fn end_descendants(spared: &[i32]) {
+    let mut tree = Tree::open();
+    let scope = Scope {
+        own_descendants: true,
+        roots: &[],
+        known: &[],
+        token: None,
+        spared: None,
+        servers: spared,
+        branches: &[],
+    };
+    for _ in 0..MOST_LOOKS {
+        if reap_orphans(spared) == Orphans::None {
+            return;
+        }
+        let Ok(tree) = &mut tree else { return };
+        if tree.kill_all(scope).unwrap_or_default().count == 0 && reap_orphans(spared) != Orphans::Hidden {
+            return;
+        }
+        wait_readable(&[], LOOK);
+    }
+}
+
+fn own_pid() -> i32 {
+    getpid().as_raw_nonzero().get()
+}

@@ -1,0 +1,147 @@
+//! How a command calls a warm server.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, Mode, memfd_create};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::folder::PrivateFolder;
+use crate::forkserver::message::{Reader, Writer};
+use crate::forkserver::socket;
+use crate::poller::wait_readable;
+
+/// Version of these messages.
+const VERSION: u32 = 1;
+/// Calls that may wait. A server that imports takes none.
+const WAITING: i32 = 64;
+
+/// What a call is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Fork workers of a job.
+    Serve,
+    /// Answer once the modules are imported.
+    Keep,
+    /// Say what the server is and has done.
+    Tell,
+    /// End, once all jobs have ended.
+    Stop,
+}
+
+/// The first and only message of a caller that is not the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// What the call is for.
+    pub purpose: Purpose,
+    /// In what command and server must agree.
+    pub key: Vec<u8>,
+    /// How long the server stays after the last job.
+    pub stay: Duration,
+    /// How many bytes of memory all warm servers of this user may use.
+    pub memory: u64,
+}
+
+impl Request {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u32(VERSION).byte(self.purpose as u8).bytes(&self.key);
+        out.u64(self.stay.as_millis() as u64).u64(self.memory);
+        out.0
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Reader(bytes);
+        if input.u32()? != VERSION {
+            return None;
+        }
+        let purposes = [Purpose::Serve, Purpose::Keep, Purpose::Tell, Purpose::Stop];
+        let request = Self {
+            purpose: *purposes.get(usize::from(input.byte()?))?,
+            key: input.bytes()?.to_vec(),
+            stay: Duration::from_millis(input.u64()?),
+            memory: input.u64()?,
+        };
+        input.at_end(request)
+    }
+
+    /// The file with the request that a call brings.
+    pub(super) fn receive(call: &OwnedFd) -> io::Result<File> {
+        let (_, fds) = socket::receive(call)?.ok_or(io::ErrorKind::WouldBlock)?;
+        Ok(File::from(
+            fds.into_iter().next().ok_or(io::ErrorKind::InvalidData)?,
+        ))
+    }
+
+    pub(super) fn read(file: &File) -> io::Result<Self> {
+        let mut bytes = vec![0; file.metadata()?.len() as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        Self::decode(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// Makes a listening socket of this name, in a folder for this user alone, which is made if it is missing.
+pub fn listen(folder: &Path, name: &str) -> io::Result<OwnedFd> {
+    let listener = new_socket()?;
+    rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
+    rustix::io::ioctl_fionbio(&listener, true)?;
+    PrivateFolder::bind_in(folder, &listener, name)?;
+    rustix::net::listen(&listener, WAITING)?;
+    Ok(listener)
+}
+
+/// Calls the server at a socket of this name. Fails with `ConnectionRefused` if it is gone, and with `WouldBlock` if too many
+/// calls wait there.
+pub fn join(folder: &Path, name: &str, request: &Request) -> io::Result<OwnedFd> {
+    let call = new_socket()?;
+    let folder = PrivateFolder::open_existing(folder)?;
+    rustix::io::ioctl_fionbio(&call, true)?;
+    rustix::net::connect(&call, &SocketAddrUnix::new(folder.place(name))?)?;
+    rustix::io::ioctl_fionbio(&call, false)?;
+    let file = File::from(memfd_create(c"dsl-request", MemfdFlags::CLOEXEC)?);
+    file.write_all_at(&request.encode(), 0)?;
+    socket::send(&call, b"request", &[file.as_fd()], false)?;
+    Ok(call)
+}
+
+/// The answer to a call of another purpose than [`Purpose::Serve`]; `None` if there is none in this time.
+pub fn ask(call: &OwnedFd, patience: Duration) -> Option<Vec<u8>> {
+    if !wait_readable(&[call.as_fd()], patience) {
+        return None;
+    }
+    socket::receive(call).ok().flatten().map(|(bytes, _)| bytes)
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_was_written_and_never_in_part() {
+        let request = Request {
+            purpose: Purpose::Keep,
+            key: b"a=1\n\xff".to_vec(),
+            stay: Duration::from_millis(1500),
+            memory: u64::MAX,
+        };
+        let bytes = request.encode();
+        assert_eq!(Request::decode(&bytes), Some(request));
+        for end in 0..bytes.len() {
+            assert_eq!(Request::decode(&bytes[..end]), None);
+        }
+    }
+}
