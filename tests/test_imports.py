@@ -29,9 +29,18 @@ ROOMS = (
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
+    "dsl.agent.warm",
+    "dsl.forkserver.warm",
+    "dsl.observe.warm_servers",
     *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.statuses", "dsl.report.survey"),
     "dsl.doctor.look",
-    *("dsl.forkserver.become", "dsl.forkserver.ending", "dsl.forkserver.server"),
+    *(
+        "dsl.forkserver.become",
+        "dsl.forkserver.ending",
+        "dsl.forkserver.imports",
+        "dsl.forkserver.server",
+        "dsl.forkserver.warm",
+    ),
 }
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers", "dsl.conductor")

@@ -25,7 +25,10 @@ import dsl._core
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("dsl", "dslrun")
-TOOLS = ("dsl-ssh", "dsl-report", "dsl-elastic", "dsl-ps", "dsl-top", "dsl-stacks", "dsl-attach", "dsl-wait")
+TOOLS = (
+    *("dsl-ssh", "dsl-report", "dsl-elastic", "dsl-ps", "dsl-top", "dsl-stacks", "dsl-attach", "dsl-wait"),
+    "dsl-warm",
+)
 
 pytestmark = pytest.mark.timeout(900)  # the first build of the extension may happen here
 

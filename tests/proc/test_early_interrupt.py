@@ -56,6 +56,7 @@ DOORS = {
     "dsl-report": (SCRIPT, ()),
     "dsl-attach": (SCRIPT, ()),
     "dsl-wait": (SCRIPT, ()),
+    "dsl-warm": (SCRIPT, ()),
     "dsl-elastic": (SCRIPT, ("-c", "config.json")),
     "dsl-ps": (SCRIPT, ()),
     "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),

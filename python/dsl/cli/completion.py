@@ -30,10 +30,22 @@ PLAIN = re.compile(r"[\w.:@,-]+")
 
 def parsers() -> list[HelpParser]:
     """The parsers of all commands."""
-    from dsl.cli import attach, elastic, options_deepspeed, options_torch, ps, report, ssh, stacks, top, wait
+    from dsl.cli import (
+        attach,
+        elastic,
+        options_deepspeed,
+        options_torch,
+        options_warm,
+        ps,
+        report,
+        ssh,
+        stacks,
+        top,
+        wait,
+    )
 
     lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
-    tools = [ps, top, stacks, attach, wait, report, ssh, elastic]
+    tools = [ps, top, stacks, attach, wait, options_warm, report, ssh, elastic]
     return [*map(Parser, lines), *[one.make_parser() for one in tools]]
 
 

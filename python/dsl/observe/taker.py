@@ -36,6 +36,8 @@ def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_
             for stacks in _answers(taker, within_s):
                 if missing.pop(stacks.local_rank, None):
                     yield stacks
+    except ConnectionError:
+        why = "the process that takes stacks was ended"  # as by the end of the job
     except (OSError, JobFormatError) as error:
         why = f"the process that takes stacks failed: {error}"
     for one in missing.values():

@@ -99,6 +99,7 @@ def test_each_command_prints_the_script_for_all(
     said = capsys.readouterr()
     assert "--nproc-per-node" in said.out.replace("-l ", "--")
     assert "dsl-wait" in said.out
+    assert "dsl-warm" in said.out
     assert said.err == ""
 
 
