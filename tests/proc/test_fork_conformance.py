@@ -1,4 +1,7 @@
-"""A worker of a fork server cannot tell that it is one, but for what `DIFFERENT` names with its reason."""
+"""A worker of a fork server cannot tell that it is one, but for what `DIFFERENT` names with its reason.
+
+Each test also runs with a warm server, which is no child of the agent.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +127,13 @@ ENDINGS = {
     "    print(importlib.import_module(__file__.rpartition('/')[2][:-3]).__name__)",
     "faults": "import faulthandler, os\nfaulthandler.enable()\nos.kill(os.getpid(), 11)",
 }
+
+
+@pytest.fixture(autouse=True, params=["forkserver", "warm"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the fork servers of a test stay after their job."""
+    monkeypatch.setattr(support, "ARE_WARM", request.param == "warm")
+    return str(request.param)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -677,9 +687,13 @@ def test_a_named_module_that_cannot_be_imported_is_a_reason_to_refuse(tmp_path: 
 
 
 def test_an_interpreter_that_cannot_load_the_extension_executes_its_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """As one without a global interpreter lock, which takes no extension that others take."""
+    if kind == "warm":
+        monkeypatch.setattr(
+            support, "ARE_WARM", False
+        )  # a warm server that cannot start leaves it to another
     package = tmp_path / "lib" / "dsl"
     shutil.copytree(support.PACKAGE, package, ignore=shutil.ignore_patterns("_core*.so"))
     monkeypatch.setattr(support, "PACKAGE", str(package))

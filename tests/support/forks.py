@@ -1,4 +1,4 @@
-"""Programs run twice: by an interpreter of their own, and by a fork server."""
+"""Programs run twice: by an interpreter of their own, and by a fork server, which may be a warm one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.warm import Place, variables
 
 import dsl._core
 from dsl._core import (
@@ -22,9 +24,14 @@ from dsl._core import (
     Supervisor,
     WorkerSpec,
 )
+from dsl.agent import warm
 from dsl.forkserver.server_command import server_words
+from dsl.model.node import ForkServer, Warm
+from dsl.plan.starting import SHELL_VARIABLES, may_be_secret
 
 TIMEOUT_S = 25.0
+ARE_WARM = False
+"""Whether the fork servers are warm ones. Tests set it."""
 PACKAGE = str(Path(dsl._core.__file__).parent)
 
 
@@ -48,11 +55,19 @@ class Forks:
         program: Sequence[str] = (),
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        is_warm: bool | None = None,
     ) -> None:
         """``folder``: directory of server and programs. ``program``: (script,) or ("-m", module)."""
         self.folder = folder
         self.interpreter = tuple(interpreter)
         self.env = dict(os.environ if env is None else env)
+        self.lost: str | None = None
+        self.is_ready = False
+        self.supervisor = Supervisor()
+        self.place: Place | None = None
+        if ARE_WARM if is_warm is None else is_warm:
+            self.number = self._join(preload, program)
+            return
         words = server_words(
             self.interpreter,
             folder_of_core=PACKAGE,
@@ -60,9 +75,6 @@ class Forks:
             script=program[-1] if program else "",
             is_module=len(program) > 1,
         )
-        self.lost: str | None = None
-        self.is_ready = False
-        self.supervisor = Supervisor()
         self.number = self.supervisor.start_fork_server(words, env=self.env, cwd=folder)
 
     def __enter__(self) -> Forks:  # noqa: PYI034  typing.Self needs 3.11
@@ -70,6 +82,31 @@ class Forks:
 
     def __exit__(self, *_: object) -> None:
         self.supervisor.close()
+        if self.place is not None:
+            self.place.end()
+
+    def _join(self, preload: Sequence[str], program: Sequence[str]) -> int:
+        """Start a warm server as a command does, and take its branch."""
+        self.place = Place()
+        self.env.update(self.place.variables())
+        secrets = sorted(filter(may_be_secret, self.env))
+        server = ForkServer(
+            interpreter=self.interpreter,
+            env={name: self.env[name] for name in self.env if name not in {*secrets, *SHELL_VARIABLES}},
+            preload=tuple(preload),
+            script=program[-1] if program else "",
+            is_module=len(program) > 1,
+            warm=Warm(stay_s=60.0, memory=0, withheld=tuple(secrets)),
+        )
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            with variables(self.place.variables()):
+                found = warm.call(server, start_mask=())
+        finally:
+            os.chdir(before)
+        assert found is not None
+        return self.supervisor.join_fork_server(found.fd, found.is_ready)
 
     def run(
         self,

@@ -60,6 +60,52 @@ def read(path: str) -> str:
         return file.read().decode("utf-8", "surrogateescape")
 
 
+def kept_by_kernel() -> dict[str, Any]:
+    """What the kernel keeps of a process and passes on to its children, beside its status."""
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    # Get: dumpable, keepcaps, time stamp counter, secure bits, timer slack, machine checks, huge pages, I/O flusher,
+    # memory deny write execute, merging of pages.
+    numbers: dict[Any, Any] = {
+        number: library.prctl(number, 0, 0, 0, 0) for number in (3, 7, 27, 30, 34, 42, 58, 66, 68)
+    }
+    word = ctypes.c_int(-1)
+    for number in (25, 37):
+        library.prctl(number, ctypes.byref(word), 0, 0, 0)
+        numbers[number] = word.value
+    numbers[52] = [library.prctl(52, which, 0, 0, 0) for which in range(3)]
+    mode, nodes = ctypes.c_int(-1), ctypes.create_string_buffer(1 << 13)
+    attributes = ctypes.create_string_buffer(56)
+    if os.uname().machine == "x86_64":
+        numbers["io"] = library.syscall(252, 1, 0)
+        library.syscall(239, ctypes.byref(mode), nodes, 1 << 16, None, 0)
+        library.syscall(315, 0, attributes, 56, 0)
+        numbers["memory"] = [mode.value, nodes.raw.rstrip(b"\0").hex()]
+        numbers["schedule"] = attributes.raw.hex()
+        # Whether the session has a key ring: some commands get a new one each.
+        numbers["keys"] = library.syscall(250, 0, ctypes.c_int(-3), 0) > 0
+    return numbers
+
+
+def terminal() -> list[Any]:
+    """The terminal of the session, and whether this group is in the foreground."""
+    try:
+        fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError as error:
+        return [error.errno]
+    try:
+        return ["terminal", os.tcgetpgrp(fd) == os.getpgrp(), os.getsid(0)]
+    finally:
+        os.close(fd)
+
+
+def fields_of_stat() -> list[str]:
+    """Terminal, flags for children, priority, niceness, policy."""
+    fields = read("/proc/self/stat").rpartition(")")[2].split()
+    return [fields[index] for index in (4, 15, 16, 35, 37, 38)]
+
+
 def called(function: Callable[[], Any]) -> Any:
     """The value, or the exception in its place."""
     try:
@@ -157,6 +203,22 @@ found = {
     "oom": read("/proc/self/oom_score_adj"),
     "death signal": death_signal(),
     "no_new_privs": status("NoNewPrivs", "Seccomp", "CapEff"),
+    "kernel": called(kept_by_kernel),
+    "terminal": terminal(),
+    "stat": fields_of_stat(),
+    "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))},
+    # Less the group that each attempt has for itself.
+    "cgroup": [line.partition("/dsl-")[0] for line in read("/proc/self/cgroup").splitlines()],
+    "root": [os.readlink("/proc/self/root"), sorted(os.listdir("/"))],
+    "mounts": len(read("/proc/self/mountinfo").splitlines()),
+    "personality": called(lambda: read("/proc/self/personality")),
+    "core dumps": read("/proc/self/coredump_filter"),
+    "logged in": [called(lambda: read("/proc/self/loginuid")), called(lambda: read("/proc/self/sessionid"))],
+    "security": called(lambda: read("/proc/self/attr/current")),
+    "allowed": status("Cpus_allowed", "Mems_allowed", "CapInh", "CapPrm", "CapBnd", "CapAmb", "Groups", "THP_enabled"),
+    "limits": read("/proc/self/limits"),
+    "users": [called(lambda: read("/proc/self/uid_map")), called(lambda: read("/proc/self/setgroups"))],
+    "out of memory": read("/proc/self/oom_score_adj"),
     "hash": hash("text"),
 }  # fmt: skip
 if sys.argv[1:2] == ["--to"]:

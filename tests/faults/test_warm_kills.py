@@ -1,0 +1,321 @@
+"""Warm server, its branch, agent or guard are killed or stopped: nothing of the job is left, and nobody else is harmed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit import processes
+from kit.processes import Process
+from kit.waiting import until
+from tests.support.bystanders import Bystanders
+from tests.support.warm import Place, command_line
+
+pytestmark = [pytest.mark.guarantee("G1"), pytest.mark.timeout(900)]
+
+# Named as secrets are, so that each job may have its own and all have one server.
+COOKIE = "WARM_JOB_TOKEN"
+GONE_S = 20.0
+"""Until nothing of a job may be left."""
+
+# It leaves a process that has a session of its own, no parent and no environment, and ignores SIGTERM. That one
+# notes the cookie of its job in its command line, by which it is found.
+WORKER = """
+import os, signal, sys, textwrap, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+cookie = os.environ["WARM_JOB_TOKEN"]
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    text = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[2], 'w').close(); signal.pause()"
+    os.execve(sys.executable, [sys.executable, "-c", text, cookie, f"left.{cookie}.{os.environ['RANK']}"], {})
+open(f"ready.{cookie}.{os.environ['RANK']}", "w").write(f"{os.getpid()} {os.getppid()}")
+while not os.path.exists(f"go.{cookie}"):
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+class Job:
+    """A job of two workers, each of which leaves a process behind that is hard to find."""
+
+    def __init__(self, place: Place, folder: Path, method: str = "warm") -> None:
+        self.cookie = uuid.uuid4().hex
+        self.folder = folder
+        self.process = self._start(place, method)
+
+    def _start(self, place: Place, method: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"said.{self.cookie}").open("w") as said:
+            return subprocess.Popen(
+                place.command("train.py", workers=2, method=method),
+                cwd=self.folder,
+                env=place.environ({COOKIE: self.cookie}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
+
+    def ready(self) -> list[tuple[int, int]]:
+        """Pids of the workers that run with all that they leave, and of their parents."""
+        found = [self.folder / f"ready.{self.cookie}.{rank}" for rank in range(2)]
+        left = [self.folder / f"left.{self.cookie}.{rank}" for rank in range(2)]
+
+        def all_there() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(self.said())
+            return all(path.exists() for path in left) and all(
+                path.exists() and path.read_text() for path in found
+            )
+
+        until(all_there, 30)
+        return [(int(pid), int(parent)) for pid, parent in (path.read_text().split() for path in found)]
+
+    def branch(self) -> int:
+        """The process that has forked the workers."""
+        [parent] = {parent for _, parent in self.ready()}
+        return parent
+
+    @property
+    def guard(self) -> int:
+        return self.process.pid
+
+    @property
+    def agent(self) -> int:
+        return until(lambda: processes.children(self.process.pid))[0]
+
+    def go(self) -> int:
+        """Let the workers end; the exit code."""
+        (self.folder / f"go.{self.cookie}").touch()
+        return self.process.wait(40)
+
+    def left(self) -> list[Process]:
+        """Everything of the job that runs."""
+        found = processes.carrying(f"{COOKIE}={self.cookie}")
+        for pid in processes.every_pid():
+            if self.cookie in command_line(pid):
+                process = processes.find(pid)
+                if process is not None and process.state not in "ZX":
+                    found.append(process)
+        return found
+
+    def said(self) -> str:
+        return (self.folder / f"said.{self.cookie}").read_text()
+
+    def close(self) -> None:
+        """End what a failed test has left."""
+        self.process.kill()
+        self.process.wait()
+        for one in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "train.py").write_text(WORKER)
+    with Place() as place:
+        yield place
+
+
+@contextlib.contextmanager
+def running(place: Place, folder: Path) -> Iterator[Job]:
+    job = Job(place, folder)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def warmed(place: Place, folder: Path) -> int:
+    """The server, which has served a job. One that has read files of this very moment serves no second job."""
+
+    def served() -> bool:
+        with running(place, folder) as job:
+            job.ready()
+            assert job.go() == 0, job.said()
+        return bool(place.told())
+
+    until(served, 40)
+    return place.server().pid
+
+
+def gone(job: Job) -> None:
+    until(lambda: not job.left(), GONE_S)
+
+
+def serves(place: Place, folder: Path, server: int) -> None:
+    """The server has survived and serves another job."""
+    with running(place, folder) as job:
+        branch = processes.find(job.branch())
+        assert branch is not None
+        assert branch.ppid == server
+        assert job.go() == 0, job.said()
+        gone(job)
+    assert place.server().pid == server
+
+
+def test_a_server_that_is_killed_before_a_job_is_replaced(place: Place, tmp_path: Path) -> None:
+    server = warmed(place, tmp_path)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: processes.find(server) is None)
+    with running(place, tmp_path) as job:
+        job.ready()
+        assert job.go() == 0, job.said()
+    assert place.server().pid != server
+
+
+def test_a_server_that_is_stopped_before_a_job_holds_it_up_for_seconds(place: Place, tmp_path: Path) -> None:
+    server = warmed(place, tmp_path)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        begin_s = time.monotonic()
+        with running(place, tmp_path) as job:
+            job.ready()
+            took_s = time.monotonic() - begin_s
+            assert job.go() == 0
+            lines = [line for line in job.said().splitlines() if "fork server" in line]
+        assert took_s < 20
+        assert len(lines) <= 2, lines
+    finally:
+        os.kill(server, signal.SIGCONT)
+    serves(place, tmp_path, server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_is_struck_during_a_job_does_no_harm(
+    place: Place, tmp_path: Path, number: signal.Signals
+) -> None:
+    server = warmed(place, tmp_path)
+    with running(place, tmp_path) as job:
+        workers = [pid for pid, _ in job.ready()]
+        os.kill(server, number)
+        assert all(processes.find(pid) for pid in workers)
+        assert job.go() == 0, job.said()
+        gone(job)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGCONT)
+    with running(place, tmp_path) as job:
+        job.ready()
+        assert job.go() == 0, job.said()
+        gone(job)
+
+
+def test_a_branch_that_is_killed_ends_its_job_and_leaves_nobody(place: Place, tmp_path: Path) -> None:
+    server = warmed(place, tmp_path)
+    with running(place, tmp_path) as job:
+        os.kill(job.branch(), signal.SIGKILL)
+        assert job.process.wait(30) != 0
+        gone(job)
+    serves(place, tmp_path, server)
+
+
+@pytest.mark.parametrize("struck", ["agent", "guard", "agent guard"])
+@pytest.mark.parametrize("branch", ["runs", "is stopped"])
+def test_a_command_that_is_killed_leaves_nobody(
+    place: Place, tmp_path: Path, struck: str, branch: str, bystanders: Bystanders
+) -> None:
+    server = warmed(place, tmp_path)
+    with running(place, tmp_path) as job:
+        job.ready()
+        if branch == "is stopped":
+            os.kill(job.branch(), signal.SIGSTOP)
+        for pid in [getattr(job, name) for name in struck.split()]:
+            os.kill(pid, signal.SIGKILL)
+        job.process.wait(30)
+        gone(job)
+    serves(place, tmp_path, server)
+    assert bystanders.harm() == []
+
+
+def test_of_two_jobs_on_one_server_the_other_goes_on(place: Place, tmp_path: Path) -> None:
+    server = warmed(place, tmp_path)
+    for target in ("agent", "guard", "branch"):
+        with running(place, tmp_path) as one, running(place, tmp_path) as other:
+            one.ready()
+            workers = [pid for pid, _ in other.ready()]
+            os.kill(one.branch() if target == "branch" else getattr(one, target), signal.SIGKILL)
+            one.process.wait(30)
+            gone(one)
+            assert len(other.left()) >= 4
+            assert all(processes.find(pid) for pid in workers)
+            assert other.go() == 0, other.said()
+            gone(other)
+    serves(place, tmp_path, server)
+
+
+@pytest.mark.parametrize("runs", [20, pytest.param(200, marks=pytest.mark.stress)])
+def test_kills_at_random_moments_leave_nobody(place: Place, tmp_path: Path, runs: int) -> None:
+    faults = []
+    warmed(place, tmp_path)
+    for run in range(runs):
+        dice = random.Random(run)
+        targets = dice.choice(
+            ["agent", "guard", "agent guard", "branch", "branch agent", "server", "frozen agent"]
+        )
+        with running(place, tmp_path) as job:
+            time.sleep(dice.random() * 0.15)  # the moment is what is tried
+            with contextlib.suppress(AssertionError, IndexError):
+                servers = place.servers()
+                branches = [one.pid for one in servers if one.ppid in {two.pid for two in servers}]
+                agents = processes.children(job.guard)
+                struck = {
+                    "agent": agents[:1],
+                    "guard": [job.guard],
+                    "branch": branches,
+                    "server": [one.pid for one in servers if one.pid not in branches],
+                    "frozen": [],
+                }
+                if "frozen" in targets:
+                    for pid in branches:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGSTOP)
+                for name in targets.split():
+                    for pid in struck[name]:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+            (tmp_path / f"go.{job.cookie}").touch()
+            job.process.wait(40)
+            try:
+                gone(job)
+            except AssertionError:
+                faults.append(f"run {run}: {targets}: {job.left()}")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("jobs", [50, pytest.param(1000, marks=pytest.mark.stress)])
+def test_many_jobs_leave_a_server_as_it_was(place: Place, tmp_path: Path, jobs: int) -> None:
+    (tmp_path / "short.py").write_text("import textwrap\n")
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            done = place.run("short.py", cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+
+    run(10)
+    server = place.server().pid
+    files, memory = _files(server), _memory(server)
+    run(jobs)
+    assert place.server().pid == server
+    # The call that has just been answered may still be open.
+    until(lambda: _files(server) == files)
+    assert _memory(server) < memory + (1 << 20)
+
+
+def _files(pid: int) -> list[str]:
+    return sorted(
+        os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0] for name in os.listdir(f"/proc/{pid}/fd")
+    )
+
+
+def _memory(pid: int) -> int:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous"))
