@@ -144,15 +144,15 @@ POISONS = {
 
 def has_torch() -> bool:
     """Whether torch is installed beside our command, and torchrun with it."""
-    return Path(_torchrun()[0]).exists()
+    return Path(torchrun_words()[0]).exists()
 
 
 def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
     """From the start of the command to the first line of the last worker, which imports torch before."""
     workers = _fitting(most, IMPORTED_MIB)
     takers = {
-        "dslrun": lambda: _last_start([programs.dslrun, *_count(workers), *TORCH_ALONE], STAMP, workers),
-        "torchrun": lambda: _last_start([*_torchrun(), *_count(workers)], STAMP, workers),
+        "dslrun": lambda: _last_start([programs.dslrun, *count_words(workers), *TORCH_ALONE], STAMP, workers),
+        "torchrun": lambda: _last_start([*torchrun_words(), *count_words(workers)], STAMP, workers),
     }
     values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
     middle = medians(values)
@@ -169,9 +169,9 @@ def against_floor(programs: Programs, most: int, bar: float, repeats: int) -> Ro
     def floor() -> float:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-c", FLOOR, folder, str(workers)]
-            return _to_last_start(command, Path(folder), workers)
+            return to_last_start(command, Path(folder), workers)
 
-    ours = [programs.dslrun, *_count(workers), *TORCH_ALONE]
+    ours = [programs.dslrun, *count_words(workers), *TORCH_ALONE]
     takers = {"dslrun": lambda: _last_start(ours, STAMP, workers), "floor": floor}
     values = in_turns(takers, repeats)
     middle = medians(values)
@@ -183,10 +183,10 @@ def against_floor(programs: Programs, most: int, bar: float, repeats: int) -> Ro
 def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -> Row:
     """Four ranks train three steps with DDP and gloo: the whole command."""
     with tempfile.TemporaryDirectory() as folder:
-        script = _script(folder, DDP)
+        script = write_script(folder, DDP)
         takers = {
-            "dslrun": lambda: _trained_s([programs.dslrun, *_count(4), *FORK_SERVER, script]),
-            "torchrun": lambda: _trained_s([*_torchrun(), *_count(4), script]),
+            "dslrun": lambda: trained_s([programs.dslrun, *count_words(4), *FORK_SERVER, script]),
+            "torchrun": lambda: trained_s([*torchrun_words(), *count_words(4), script]),
         }
         values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
     middle = medians(values)
@@ -199,10 +199,10 @@ def training_floor(programs: Programs, bar: float, repeats: int) -> Row:
     """The same against a program that imports once and forks four times."""
     floor = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", BARE_DDP]
     with tempfile.TemporaryDirectory() as folder:
-        script = _script(folder, DDP)
+        script = write_script(folder, DDP)
         takers = {
-            "dslrun": lambda: _trained_s([programs.dslrun, *_count(4), *FORK_SERVER, script]),
-            "floor": lambda: _trained_s(floor),
+            "dslrun": lambda: trained_s([programs.dslrun, *count_words(4), *FORK_SERVER, script]),
+            "floor": lambda: trained_s(floor),
         }
         values = in_turns(takers, repeats)
     middle = medians(values)
@@ -215,10 +215,10 @@ def whole(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs
     """Workers import torch and end: the whole command, with the modules that the fork server guesses."""
     workers = _fitting(most, IMPORTED_MIB)
     with tempfile.TemporaryDirectory() as folder:
-        script = _script(folder, "import torch")
+        script = write_script(folder, "import torch")
         takers = {
-            "dslrun": lambda: wall_s([programs.dslrun, *_count(workers), *FORK_SERVER, script]),
-            "torchrun": lambda: wall_s([*_torchrun(), *_count(workers), script]),
+            "dslrun": lambda: wall_s([programs.dslrun, *count_words(workers), *FORK_SERVER, script]),
+            "torchrun": lambda: wall_s([*torchrun_words(), *count_words(workers), script]),
         }
         values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
     middle = medians(values)
@@ -237,13 +237,13 @@ def worker_cost(programs: Programs, most: int, bar: float, repeats: int) -> Row:
 
     def take(name: str, count: int, script: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        wall_s([programs.dslrun, *_count(count), *FORK_SERVER, script])
+        wall_s([programs.dslrun, *count_words(count), *FORK_SERVER, script])
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         faults[name].append(after.ru_minflt - before.ru_minflt)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     with tempfile.TemporaryDirectory() as folder:
-        script = _script(folder, "import torch")
+        script = write_script(folder, "import torch")
         takers = {"many": lambda: take("many", workers, script), "one": lambda: take("one", 1, script)}
         middle = medians(in_turns(takers, repeats))
     of_faults = medians({name: taken[1:] for name, taken in faults.items()})
@@ -264,8 +264,8 @@ def worker_cost(programs: Programs, most: int, bar: float, repeats: int) -> Row:
 def memory(programs: Programs, most: int, bar: float) -> Row:
     """Proportional memory of a worker after its first step, all workers alive, the fork server among them."""
     few, many = _fitting(most, STEPPED_MIB), _fitting(most, FORKED_MIB)
-    plain = _pss_mib([programs.dslrun, *_count(few)], few)
-    forked = _pss_mib([programs.dslrun, *_count(many), *FORK_SERVER], many)
+    plain = _pss_mib([programs.dslrun, *count_words(few)], few)
+    forked = _pss_mib([programs.dslrun, *count_words(many), *FORK_SERVER], many)
     detail = f"{forked:.3g} MiB a worker of {many} against {plain:.3g} of {few}"
     name = f"PSS of a worker of {many} after a step, fork server / executed"
     return Row(name, forked / plain, "x", bar, True, detail)
@@ -284,7 +284,7 @@ def throttle(programs: Programs, workers: int, at_once: int, bar: float, repeats
 
     def take(name: str, *words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken_s = _last_start([programs.dslrun, *_count(workers), *words], STAMP, workers)
+        taken_s = _last_start([programs.dslrun, *count_words(workers), *words], STAMP, workers)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent_s[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return taken_s
@@ -322,11 +322,11 @@ def poison(programs: Programs, times: int, bar: float) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         for kind, (text, _) in POISONS.items():
             (Path(folder) / f"poison_{kind}.py").write_text(text)
-        script = _script(folder, "print('ran')")
+        script = write_script(folder, "print('ran')")
         # With one thread a computation is no poison.
         env = {**os.environ, "OMP_NUM_THREADS": "2"}
         for kind in kinds:
-            command = [programs.dslrun, *_count(2), *FORK_SERVER, "--preload", f"poison_{kind}", script]
+            command = [programs.dslrun, *count_words(2), *FORK_SERVER, "--preload", f"poison_{kind}", script]
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=60, check=False, env=env
@@ -348,18 +348,19 @@ def _fitting(most: int, each_mib: int) -> int:
     return most
 
 
-def _torchrun() -> list[str]:
+def torchrun_words() -> list[str]:
     """With a port of its own: somebody else on this machine may have the one that it takes otherwise."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     return [str(Path(sysconfig.get_path("scripts")) / "torchrun"), "--master-port", str(port)]
 
 
-def _count(workers: int) -> list[str]:
+def count_words(workers: int) -> list[str]:
+    """The words that ask for so many workers."""
     return ["--nproc-per-node", str(workers)]
 
 
-def _trained_s(command: Sequence[str]) -> float:
+def trained_s(command: Sequence[str]) -> float:
     """Seconds of a training; one that aborts as its workers end counts for nothing.
 
     With torch 2.15 on the CPU gloo does that now and then, whoever has launched the workers.
@@ -373,7 +374,8 @@ def _trained_s(command: Sequence[str]) -> float:
     return wall_s(command)
 
 
-def _script(folder: str, text: str) -> str:
+def write_script(folder: str, text: str) -> str:
+    """Write a script, and return its path."""
     path = Path(folder) / "script.py"
     path.write_text(text)
     return str(path)
@@ -381,10 +383,10 @@ def _script(folder: str, text: str) -> str:
 
 def _last_start(command: Sequence[str], text: str, workers: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return _to_last_start([*command, _script(folder, text), folder], Path(folder), workers)
+        return to_last_start([*command, write_script(folder, text), folder], Path(folder), workers)
 
 
-def _to_last_start(command: Sequence[str], folder: Path, workers: int) -> float:
+def to_last_start(command: Sequence[str], folder: Path, workers: int) -> float:
     """Seconds from the start of a command to the last stamp of its workers."""
     begin_ns = time.monotonic_ns()
     with _running(command) as (_, wait):
@@ -407,7 +409,7 @@ def _stamps(folder: Path, workers: int) -> list[int]:
 def _pss_mib(command: Sequence[str], workers: int) -> float:
     """MiB of proportional memory that a job takes for each of its workers."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [*command, _script(folder, STEP), folder]
+        words = [*command, write_script(folder, STEP), folder]
         with _running(words) as (process, wait):
             wait(lambda: len(list(Path(folder).glob("pid.*"))) == workers)
             pids = {int(path.read_text()) for path in Path(folder).glob("pid.*")}
@@ -426,8 +428,8 @@ def _pss_kib(pid: int) -> int:
 def _restart_s(programs: Programs, workers: int) -> float:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        command = [programs.dslrun, *_count(workers), *FORK_SERVER, "--max-restarts", "1"]
-        with _running([*command, _script(directory, FAIL_ONCE), directory]) as (_, wait):
+        command = [programs.dslrun, *count_words(workers), *FORK_SERVER, "--max-restarts", "1"]
+        with _running([*command, write_script(directory, FAIL_ONCE), directory]) as (_, wait):
             wait(lambda: _is_complete(folder, "ready", workers))
             (folder / "go").touch()
             wait(lambda: _is_complete(folder, "start", workers))

@@ -38,6 +38,7 @@ from benches import (  # noqa: E402  needs the path above
     start_rows,
     torchrun_rows,
     view_rows,
+    warm_rows,
 )
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
@@ -116,6 +117,9 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
         "frameworks": lambda: forkserver_rows.tests("frameworks/test_frameworks.py", "", 0),
         "poison": lambda: forkserver_rows.poison(ours, times, 0),
         "restart": lambda: forkserver_rows.restart(ours, 64, 0.4, few),
+        "warm-training": lambda: warm_rows.training(ours, 15.0, few, few),
+        "warm-single": lambda: warm_rows.single(ours, 5.0, few),
+        "warm-64": lambda: warm_rows.starts(ours, 64, 0.35, few),
     }
 
     def take(row: Callable[[], Row]) -> list[Row]:

@@ -1,0 +1,96 @@
+"""The second launch of a job with a warm fork server, against torchrun and a plain start. Needs torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benches.forkserver_rows import (
+    DDP,
+    STAMP,
+    count_words,
+    to_last_start,
+    torchrun_words,
+    trained_s,
+    write_script,
+)
+from benches.measure import Row, in_turns, medians, spread, wall_s
+
+from dsl._core import warm_answer, warm_call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benches.programs import Programs
+
+WARM = ("--start-method", "warm")
+ANSWER_S = 10.0
+
+
+@contextmanager
+def _own_servers() -> Iterator[str]:
+    """A folder for the sockets of warm servers, all of which are ended at last; returns another one."""
+    before = {name: os.environ.pop(name, None) for name in ("XDG_RUNTIME_DIR", "TMPDIR")}
+    with tempfile.TemporaryDirectory() as sockets, tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = sockets
+        try:
+            yield folder
+        finally:
+            for path in Path(sockets).glob("dsl-*/*.warm"):
+                warm_answer(warm_call(path.parent, path.name, "stop"), ANSWER_S)
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -> Row:
+    """Four ranks train three steps with DDP and gloo: the whole command, but the first launch."""
+    with _own_servers() as folder:
+        script = write_script(folder, DDP)
+        ours = [programs.dslrun, *count_words(4), *WARM, script]
+        takers = {
+            "dslrun": lambda: trained_s(ours),
+            "torchrun": lambda: trained_s([*torchrun_words(), *count_words(4), script]),
+        }
+        first_s = trained_s(ours)
+        values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
+    middle = medians(values)
+    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
+    name = "second launch of 4 ranks of DDP over gloo, torchrun / dslrun with a warm server"
+    detail += f"; first launch {first_s:.3g} s"
+    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+
+
+def single(programs: Programs, bar: float, repeats: int) -> Row:
+    """A script that imports torch: by Python itself, and by the second launch with a warm server."""
+    with _own_servers() as folder:
+        script = write_script(folder, "import torch")
+        ours = [programs.dsl, "--num_gpus", "1", *WARM, script]
+        wall_s(ours)
+        takers = {"dsl": lambda: wall_s(ours), "python": lambda: wall_s([sys.executable, script])}
+        values = in_turns(takers, repeats)
+    middle = medians(values)
+    detail = f"{spread(values['python'], 1, 's')} against {spread(values['dsl'], 1000, 'ms')}"
+    name = "second launch of a script that imports torch, python / dsl with a warm server"
+    return Row(name, middle["python"] / middle["dsl"], "x", bar, False, detail)
+
+
+def starts(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
+    """From the start of the command to the first line of the last worker, at the second launch."""
+
+    def take(script: str) -> float:
+        with tempfile.TemporaryDirectory() as stamps:
+            command = [programs.dslrun, *count_words(workers), *WARM, script, stamps]
+            return to_last_start(command, Path(stamps), workers)
+
+    with _own_servers() as folder:
+        script = write_script(folder, STAMP)
+        take(script)
+        values = sorted(take(script) for _ in range(repeats))
+    name = f"second launch of {workers} workers that import torch, to the last first line"
+    return Row(name, values[len(values) // 2], "s", bar, True, spread(values, 1000, "ms"))
