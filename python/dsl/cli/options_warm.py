@@ -15,7 +15,7 @@ def make_parser() -> ToolParser:
 
     parser = ToolParser(
         NAME,
-        "[status [--json] | stop [PID ...] | start [--preload MODULE,...] dsl|dslrun ...]",
+        "[OPTIONS] [status | stop [PID ...] | start dsl|dslrun ...]",
         "Show your warm fork servers on this machine. You can also end or start them.",
         "A warm server keeps what workers import for the next job (--start-method warm). The exit code is 0; "
         "1 if a server cannot be started or ended; 2 if no server has such a pid.",

@@ -142,6 +142,8 @@ pub(crate) fn group_of(pid: i32) -> i32 {
 pub(crate) fn inherited() -> Vec<i64> {
     /// Get: secure bits, huge pages, I/O flusher, memory that is never written and executed, merging of pages. The last
     /// three are newer than the oldest C library.
+    // The libc crate has it for some processors only.
+    const GET_SPECULATION: libc::c_int = 52;
     const OPTIONS: [libc::c_int; 5] = [libc::PR_GET_SECUREBITS, libc::PR_GET_THP_DISABLE, 58, 66, 68];
     /// Kinds of misspeculation.
     const SPECULATION: std::ops::Range<libc::c_ulong> = 0..3;
@@ -171,7 +173,7 @@ pub(crate) fn inherited() -> Vec<i64> {
     found.extend(OPTIONS.map(|option| i64::from(unsafe { libc::prctl(option, 0, 0, 0, 0) })));
     for kind in SPECULATION {
         // SAFETY: takes numbers.
-        let told = unsafe { libc::prctl(libc::PR_GET_SPECULATION_CTRL, kind, 0, 0, 0) };
+        let told = unsafe { libc::prctl(GET_SPECULATION, kind, 0, 0, 0) };
         found.push(i64::from(told));
     }
     found
