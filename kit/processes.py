@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,7 @@ def processor_ns(pid: int, thread_name: str | None = None) -> int:
     """Nanoseconds for which the threads of a process, or those of one name, have run so far."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        if thread_name is None or (task / "comm").read_text().strip() == thread_name:
-            total += int((task / "schedstat").read_text().split()[0])
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
+            if thread_name is None or (task / "comm").read_text().strip() == thread_name:
+                total += int((task / "schedstat").read_text().split()[0])
     return total
