@@ -342,27 +342,19 @@ class Agent:
         """The number of the branch that a warm server makes for this job; None if none is called."""
         if server.warm is None:
             return None
-        calls = self.warm_calls
-        found = calls.take(server) if calls is not None else None
-        if found is None:
+        if self.warm_calls is None:
             from dsl.agent.warm import call
 
             found = call(server)
+        else:
+            found = self.warm_calls.take(server)
         return None if found is None else supervisor.join_fork_server(found.fd, found.is_ready)
 
     def _execute(self, server: ForkServer, supervisor: Supervisor) -> int:
-        import dsl
-        from dsl.forkserver.server_command import server_words
+        from dsl.forkserver.server_command import words_of
 
-        words = server_words(
-            server.interpreter,
-            folder_of_core=dsl.__path__[0],
-            preload=server.preload,
-            script=server.script,
-            is_module=server.is_module,
-        )
         return supervisor.start_fork_server(
-            words, env=server.env, cpus=server.cpus, mempolicy=server.mempolicy
+            words_of(server), env=server.env, cpus=server.cpus, mempolicy=server.mempolicy
         )
 
     def _prewarm(self, supervisor: Supervisor) -> None:

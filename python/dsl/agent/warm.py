@@ -9,7 +9,7 @@ import os
 
 from dsl._core import warm_answer, warm_call, warm_digest, warm_key, warm_listen
 from dsl._record import record
-from dsl.forkserver.server_command import MARK, NEW, READY, server_words
+from dsl.forkserver.server_command import MARK, NEW, READY, words_of
 from dsl.machine.this_process import socket_folders
 from dsl.model.job import Notice
 
@@ -73,12 +73,15 @@ class WarmCalls:
         return without_fork_servers(plan)
 
     def take(self, server: ForkServer) -> WarmCall | None:
-        """The connection with this server, which is the caller's now; None if there is none."""
+        """The connection with this server, which is the caller's now; None if there is none.
+
+        A server of a later plan is called now.
+        """
         for place, (one, found) in enumerate(self._calls):
             if one == server:
                 del self._calls[place]
                 return found
-        return None
+        return call(server)
 
     def close(self) -> None:
         """Close all connections that were not taken."""
@@ -108,7 +111,7 @@ def call(
         return None
     for folder in socket_folders():
         name = f"{digest}-{os.urandom(4).hex()}{NEW}"
-        if _start(words, server, folder, name, start_mask):
+        if _start(words, _environ_of(server, warm), folder, name, start_mask):
             fd = _call(folder, name, purpose, key, warm)
             return None if fd is None else WarmCall(fd, is_ready=False, is_new=True)
     return None
@@ -131,18 +134,15 @@ def digest_of(server: ForkServer) -> str:
 
 def _key_of(server: ForkServer, warm: Warm) -> tuple[tuple[str, ...], bytes]:
     """The words that start a server, and in what it has to agree with this command."""
-    import dsl
-
-    words = server_words(
-        server.interpreter,
-        folder_of_core=dsl.__path__[0],
-        preload=server.preload,
-        script=server.script,
-        is_module=server.is_module,
-        withheld=warm.withheld,
-    )
-    entries = [os.fsencode(f"{name}={value}") for name, value in server.env.items()]
+    words = words_of(server, warm.withheld)
+    entries = [os.fsencode(f"{name}={value}") for name, value in _environ_of(server, warm).items()]
     return words, warm_key([os.fsencode(word) for word in words], entries)
+
+
+def _environ_of(server: ForkServer, warm: Warm) -> dict[str, str]:
+    """The environment of a warm server."""
+    absent = {*warm.withheld, *warm.left_out}
+    return {name: value for name, value in server.env.items() if name not in absent}
 
 
 def _servers(digest: str) -> Iterator[tuple[str, str]]:
@@ -178,7 +178,9 @@ def remove(folder: str, name: str) -> None:
         return
 
 
-def _start(words: tuple[str, ...], server: ForkServer, folder: str, name: str, mask: Collection[int]) -> bool:
+def _start(
+    words: tuple[str, ...], environ: dict[str, str], folder: str, name: str, mask: Collection[int]
+) -> bool:
     """Start a server that is no descendant of this process and listens there. False: it cannot be started."""
     try:
         fd = warm_listen(folder, name)
@@ -191,7 +193,7 @@ def _start(words: tuple[str, ...], server: ForkServer, folder: str, name: str, m
         pid = os.posix_spawnp(
             words[0],
             [*words, folder, name, f"{MARK}{fd}"],
-            dict(server.env),
+            environ,
             file_actions=[(os.POSIX_SPAWN_CLOSE, one) for one in others],
             setsigmask=mask,
             setsigdef=[_signal.SIGCHLD],  # as in a worker that the engine executes

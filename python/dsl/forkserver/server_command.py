@@ -6,6 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dsl.model.node import ForkServer
+
 
 MARK = "warm:"
 """Begins the last word of a warm server: descriptors of its socket, and maybe of a call and its request."""
@@ -16,6 +18,20 @@ NEW, READY = ".new", ".warm"
 # Empty words at the end. C libraries that set the title of a process look in a worker's memory for as many
 # words as the server was started with. They find that many if the worker itself has no more words.
 _ROOM = ("",) * 60
+
+
+def words_of(server: ForkServer, withheld: Sequence[str] | None = None) -> tuple[str, ...]:
+    """`server_words` for a planned server."""
+    import dsl
+
+    return server_words(
+        server.interpreter,
+        folder_of_core=dsl.__path__[0],
+        preload=server.preload,
+        script=server.script,
+        is_module=server.is_module,
+        withheld=withheld,
+    )
 
 
 def server_words(

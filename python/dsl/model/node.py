@@ -72,6 +72,8 @@ class Warm:
     """Bytes that all warm servers of the user may use."""
     withheld: tuple[str, ...] = ()
     """Variables that may be secrets: only workers get them."""
+    left_out: tuple[str, ...] = ()
+    """Variables that change with each command: the server does without them, too."""
     only_if_there: bool = False
     """It is used, but not started."""
 
@@ -83,7 +85,8 @@ class ForkServer:
     interpreter: tuple[str, ...]
     """The workers' interpreter and its flags."""
     env: Mapping[str, str]
-    """Its whole environment: the variables that are the same for its workers in every attempt."""
+    """Its whole environment: the variables that are the same for its workers in every attempt. As a ``warm``
+    server it gets less."""
     preload: tuple[str, ...] = ()
     """Modules to import; empty: the installed modules that ``script`` imports."""
     script: str = ""

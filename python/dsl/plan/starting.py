@@ -232,11 +232,11 @@ def _server(
     warm = None
     if asked.method in ("warm", "auto") and cpus is None and policy is None:
         secrets = sorted([name for name in (*workers[0].env, *env) if may_be_secret(name)])
-        env = {name: value for name, value in env.items() if name not in {*secrets, *SHELL_VARIABLES}}
         warm = Warm(
             stay_s=DEFAULT_WARM_S if asked.warm_for_s is None else asked.warm_for_s,
             memory=DEFAULT_WARM_BYTES if asked.warm_memory is None else asked.warm_memory,
             withheld=tuple(dict.fromkeys(secrets)),
+            left_out=tuple(sorted(SHELL_VARIABLES.intersection(env))),
             only_if_there=asked.method == "auto",
         )
     return ForkServer(

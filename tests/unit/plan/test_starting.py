@@ -187,6 +187,18 @@ def test_auto_chooses_by_what_it_knows_and_says_so(
     assert lines(plan) == [f"start method auto: {said}"]
 
 
+@pytest.mark.parametrize("method", ["auto", "warm"])
+def test_only_a_warm_server_does_without_secrets(method: str) -> None:
+    """Where no warm server can be had, a fork server of the job imports with the environment of the workers."""
+    environ = {"HOME": "/me", "HF_TOKEN": "secret", "SHLVL": "2"}
+    facts = make_facts(files={"t.py": TORCH_SCRIPT}, environ=environ)
+    [server] = planned(start_method=method, facts=facts).fork_servers
+    assert environ.items() <= dict(server.env).items()
+    assert server.warm is not None
+    assert (server.warm.withheld, server.warm.left_out) == (("HF_TOKEN",), ("SHLVL",))
+    assert server.warm.only_if_there is (method == "auto")
+
+
 @pytest.mark.parametrize(
     "line, named",
     [
