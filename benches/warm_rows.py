@@ -33,7 +33,7 @@ ANSWER_S = 10.0
 
 @contextmanager
 def _own_servers() -> Iterator[str]:
-    """A folder for the sockets of warm servers, all of which are ended at last; returns another one."""
+    """Give warm servers a folder for their sockets, and end them all at last. Returns another folder."""
     before = {name: os.environ.pop(name, None) for name in ("XDG_RUNTIME_DIR", "TMPDIR")}
     with tempfile.TemporaryDirectory() as sockets, tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = sockets

@@ -46,7 +46,7 @@ os._exit(0)
 
 
 class Job:
-    """A job of two workers, each of which leaves a process behind that is hard to find."""
+    """A job of two workers. Each worker leaves a process behind that is hard to find."""
 
     def __init__(self, place: Place, folder: Path, method: str = "warm") -> None:
         self.cookie = uuid.uuid4().hex
