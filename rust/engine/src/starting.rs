@@ -71,8 +71,11 @@ impl<O> Starting<O> {
         let Some(server) = self.servers.get(worker) else {
             return Next::Nothing;
         };
+        // The first worker is ahead of the others, because it often serves them: while rank 0 does not listen yet, the
+        // other ranks' calls of torch's store fail, and they wait half a second before they call again.
+        let most = if self.next == 0 { 1 } else { ORDERS_AHEAD };
         match server.filter(|&server| state(server) == State::Ready) {
-            Some(server) if self.orders.len() < ORDERS_AHEAD => Next::Order { worker, server },
+            Some(server) if self.orders.len() < most => Next::Order { worker, server },
             _ if self.has_orders() => Next::Nothing,
             _ => match &self.tokens {
                 Some(tokens) if tokens.are_taken() => Next::Token(tokens.due()),

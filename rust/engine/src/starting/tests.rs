@@ -38,13 +38,14 @@ fn each_worker_starts_as_its_fork_server_allows() {
         (vec![None; 3], vec![], executed(&[0, 1, 2])),
         // We do not wait for a server that no worker names.
         (vec![None; 3], vec![IMPORTS], executed(&[0, 1, 2])),
-        (vec![Some(0); 3], vec![READY], ordered(&[0, 1, 2])),
+        // The first worker is ahead of the others.
+        (vec![Some(0); 3], vec![READY], ordered(&[0])),
         (vec![Some(0); 3], vec![GONE], executed(&[0, 1, 2])),
         (vec![Some(3)], vec![READY], executed(&[0])),
         // The group starts in one go.
         (vec![None, Some(0)], vec![IMPORTS], vec![]),
         (vec![Some(0), Some(1)], vec![READY, IMPORTS], vec![]),
-        (vec![Some(0), Some(1)], vec![READY, READY], ordered(&[0, 1])),
+        (vec![Some(0), Some(1)], vec![READY, READY], ordered(&[0])),
         (vec![None, Some(0), Some(0)], vec![READY], mixed),
         // Workers start in the order of their indices, so an executed worker waits for earlier orders.
         (vec![Some(0), None], vec![READY], ordered(&[0])),
@@ -63,19 +64,21 @@ fn each_worker_starts_as_its_fork_server_allows() {
 fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for() {
     let now = Instant::now();
     let mut starting = Starting::new(vec![Some(0); ORDERS_AHEAD + 3], None);
+    assert_eq!(start_all(&mut starting, &[READY], now), [("ordered", 0)]);
+    assert_eq!(starting.delivered(now), Some((0, 0)));
     assert_eq!(start_all(&mut starting, &[READY], now).len(), ORDERS_AHEAD);
     assert_eq!(starting.order_due(), Some(now + FORK_PATIENCE));
     let later = now + Duration::from_secs(1);
-    assert_eq!(starting.delivered(later), Some((0, 0)));
+    assert_eq!(starting.delivered(later), Some((1, 1)));
     assert_eq!(starting.order_due(), Some(later + FORK_PATIENCE));
     assert_eq!(
         start_all(&mut starting, &[READY], later),
-        [("ordered", ORDERS_AHEAD)]
+        [("ordered", ORDERS_AHEAD + 1)]
     );
     assert_eq!(starting.take_orders().len(), ORDERS_AHEAD);
     assert_eq!((starting.order_due(), starting.has_orders()), (None, false));
-    // The server is closed: all but the delivered worker are executed.
-    assert_eq!(start_all(&mut starting, &[GONE], later).len(), ORDERS_AHEAD + 2);
+    // The server is closed: all but the delivered workers are executed.
+    assert_eq!(start_all(&mut starting, &[GONE], later).len(), ORDERS_AHEAD + 1);
     assert_eq!(starting.cancel(), ORDERS_AHEAD + 3..ORDERS_AHEAD + 3);
 }
 
