@@ -85,30 +85,43 @@ def cost(programs: Programs, count: int, bar_ms: float, repeats: int) -> Row:
     )
 
 
-def lanes(programs: Programs, count: int, bar_ms: float, repeats: int) -> Row:
-    """From the order of an experiment to its first line behind ``import torch``, forked in a lane."""
+def forked(programs: Programs, count: int, bar_ms: float, bar_times: float, repeats: int) -> list[Row]:
+    """What experiments gain whose workers are forked: to the first line behind torch, and in all."""
     ways = {"executed": (), "forked": ("--start-method", "forkserver")}
-    taken: dict[str, list[list[float]]] = {name: [] for name in ways}
+    lines: dict[str, list[list[float]]] = {name: [] for name in ways}
+    walls: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):  # in turns
         for name, options in ways.items():
-            taken[name].append(_first_lines(programs, count, options))
-    # The first of a lane waits for the imports.
-    later = {name: [one for times in lists for one in times[1:]] for name, lists in taken.items()}
-    forked = statistics.median(later["forked"])
-    first = statistics.median([times[0] for times in taken["forked"]])
-    return Row(
-        "from the order of an experiment to its first line behind import torch, in a lane",
-        forked,
-        "ms",
-        bar_ms,
-        at_most=True,
-        detail=f"{min(later['forked']):.0f} to {max(later['forked']):.0f} ms, the first of a lane "
-        f"{first:.0f}; executed {statistics.median(later['executed']):.0f}",
-    )
+            wall, times = _first_lines(programs, count, options)
+            walls[name].append(wall)
+            lines[name].append(times)
+    # The first one waits for the imports.
+    later = {name: [one for times in lists for one in times[1:]] for name, lists in lines.items()}
+    first = statistics.median([times[0] for times in lines["forked"]])
+    whole = {name: statistics.median(times) for name, times in walls.items()}
+    return [
+        Row(
+            "from the order of an experiment to its first line behind import torch, forked",
+            statistics.median(later["forked"]),
+            "ms",
+            bar_ms,
+            at_most=True,
+            detail=f"{min(later['forked']):.0f} to {max(later['forked']):.0f} ms, the first one "
+            f"{first:.0f}; executed {statistics.median(later['executed']):.0f}",
+        ),
+        Row(
+            f"a tuning with {count} experiments that import torch, executed / forked",
+            whole["executed"] / whole["forked"],
+            "x",
+            bar_times,
+            at_most=False,
+            detail=f"{whole['executed']:.1f} s / {whole['forked']:.1f} s",
+        ),
+    ]
 
 
-def _first_lines(programs: Programs, count: int, options: Sequence[str]) -> list[float]:
-    """Milliseconds from each order to the first line, in the order of the experiments."""
+def _first_lines(programs: Programs, count: int, options: Sequence[str]) -> tuple[float, list[float]]:
+    """Wall time of a tuning, and milliseconds from each order to the first line, in their order."""
     space = {"space": {"number": list(range(count))}, "tuner_num_trials": count, "repeats": 0}
     found: list[tuple[int, float]] = []
 
@@ -119,10 +132,10 @@ def _first_lines(programs: Programs, count: int, options: Sequence[str]) -> list
             now_ns = int(json.loads(path.read_text())["metrics"]["now_ns"])
             found.append((now_ns, (now_ns - ordered_ns) / 1e6))
 
-    _tune(programs, {"autotuning": space}, STAMP, options, look)
+    wall, _ = _tune(programs, {"autotuning": space}, STAMP, options, look)
     if len(found) != count:
         raise RuntimeError(f"{len(found)} of {count} experiments ran")
-    return [taken_ms for _, taken_ms in sorted(found)]
+    return wall, [taken_ms for _, taken_ms in sorted(found)]
 
 
 def _tune(

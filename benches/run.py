@@ -95,7 +95,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             autotuning_rows.example(ours, few),
             autotuning_rows.cost(ours, 40, 150.0, few),
         ],
-        "autotuning-lanes": lambda: _lanes(ours, few),
+        "autotuning-forked": lambda: _forked(ours, few),
         **_hosts(ours, options),
     }
 
@@ -131,10 +131,10 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
     return {f"forkserver-{name}": partial(take, row) for name, row in rows.items()}
 
 
-def _lanes(ours: Programs, repeats: int) -> list[Row]:
+def _forked(ours: Programs, repeats: int) -> list[Row]:
     if forkserver_rows.has_torch():
-        return [autotuning_rows.lanes(ours, 8, 100.0, repeats)]
-    print("no lanes were measured: torch is not installed beside dsl", file=sys.stderr)
+        return autotuning_rows.forked(ours, 40, 100.0, 5.0, repeats)
+    print("no forked experiments were measured: torch is not installed beside dsl", file=sys.stderr)
     return []
 
 

@@ -913,7 +913,7 @@ def warm_listen(folder: _Path, name: str) -> int:
 def warm_call(
     folder: _Path,
     name: str,
-    purpose: Literal["serve", "keep", "tell", "stop"],
+    purpose: Literal["serve", "hold", "tell", "stop"],
     *,
     key: bytes | None = None,
     stay_s: float = 0.0,
@@ -921,11 +921,12 @@ def warm_call(
 ) -> int:
     """Call the warm server at a socket, and return the descriptor of the connection.
 
-    ``serve``: fork workers, for `Supervisor.join_fork_server`. ``keep``: answer once everything is imported,
-    with an empty text, or with the reason of a refusal. ``tell``: answer with a line of numbers (pid, jobs so
-    far, jobs that run, milliseconds without a job so far and at most), then interpreter, program and modules
-    with zero bytes between them. ``stop``: end after the jobs that run. ``stay_s``: seconds that the server
-    stays after its last job; ``memory``: bytes that all warm servers of the user may use.
+    ``serve``: fork workers, for `Supervisor.join_fork_server`. ``hold``: answer with ``stays`` once
+    everything is imported, or with the reason of a refusal, and stay while the connection is open. ``tell``:
+    answer with a line of numbers (pid, jobs so far, jobs that run, milliseconds without a job so far and at
+    most, programs that hold the server), then interpreter, program and modules with zero bytes between them.
+    ``stop``: end after the jobs that run. ``stay_s``: seconds that the server stays after its last job, 0: as
+    long as earlier callers wanted; ``memory``: bytes that all warm servers of the user may use.
 
     Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait.
     """
@@ -948,6 +949,12 @@ class WarmDoor:
         """Give the socket another name, and keep what the server is."""
     def adopt(self, call: int, request: int) -> WarmCall | None:
         """Take over a call, by the descriptors of `WarmCall.pass_on`; None: nobody waits for an answer."""
+    def hold(self, call: WarmCall) -> None:
+        """Tell the caller that the server stays, and stay until it hangs up."""
+    def add_holder(self, fd: int) -> None:
+        """Stay until the program at the other end of a connection hangs up. The door owns ``fd``."""
+    def holders(self) -> list[int]:
+        """Descriptors of copies of the connections with programs that want the server to stay."""
     def next(self) -> WarmCall | None:
         """Wait for a call that needs an answer. None: the process must end."""
     def forked(self, call: WarmCall, pid: int) -> None:
@@ -963,7 +970,7 @@ class WarmDoor:
 
 @final
 class WarmCall:
-    """A call that a warm server has to answer. Of no use after `WarmDoor.forked` and `WarmDoor.enter`."""
+    """A call that a warm server has to answer. Of no use after `WarmDoor.hold`, `forked` and `enter`."""
 
     @property
     def is_job(self) -> bool:
@@ -973,8 +980,6 @@ class WarmCall:
         """How many bytes of memory all warm servers of the user may use."""
     def refuse(self, why: str) -> None:
         """Tell the caller why it gets nothing."""
-    def confirm(self) -> None:
-        """Tell a caller that is no job that the server stays."""
     def defer(self) -> None:
         """Tell the engine that the imports begin anew."""
     def pass_on(self) -> list[int]:

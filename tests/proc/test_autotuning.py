@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 SHOW_CURSOR = b"\x1b[?25h"
 STARTS = ((), ("--start-method", "forkserver", "--preload", "json"))
-"""Each experiment by a command of its own, or by a fork server that those on the same slots share."""
+"""Workers that are executed, or that a fork server forks which all experiments share."""
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning, optio
     assert tuning.runs("doubled") == []
     assert {one["world_size"] for one in begun} == {"1"}
     assert tuning.best() == {"n": 20}
-    if options:  # a fork server for each slot has forked them
-        assert len({(one["slots"], one["parent"]) for one in begun}) == len({one["slots"] for one in begun})
+    if options:
+        assert len({one["server"] for one in begun}) == 1
 
 
 def test_two_experiments_run_at_once_on_slots_and_ports_of_their_own(tuning: Tuning) -> None:
@@ -306,7 +306,7 @@ def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
         assert description["ds_config"] == exp["ds_config"]
 
 
-@pytest.mark.parametrize("options", STARTS, ids=("executed", "lane"))
+@pytest.mark.parametrize("options", STARTS, ids=("executed", "forked"))
 def test_ctrl_z_stops_the_experiments_too_and_fg_brings_all_back(
     options: tuple[str, ...], tuning: Tuning
 ) -> None:
@@ -332,23 +332,30 @@ def state_of(pid: int) -> str:
     return process.state if process else "gone"
 
 
-def test_a_lane_that_dies_costs_one_experiment(tuning: Tuning) -> None:
-    """Its processes die with it, and the next experiment has another lane."""
+def test_a_command_that_dies_costs_one_experiment_and_a_server_that_dies_costs_none(tuning: Tuning) -> None:
+    """The processes of the experiment die with its command; another server forks the next workers."""
     tuning.hosts("localhost slots=1")
-    tuning.configure(act=["hang", "ok"], n=[5])
+    tuning.configure(act=["hang", "pause", "ok"], n=[5])
     with tuning.running("tune", *STARTS[1]) as process:
         until(lambda: tuning.runs("begin"))
-        (lane,) = processes.children(process.pid)
-        os.kill(lane, signal.SIGKILL)
+        (command,) = processes.children(process.pid)
+        os.kill(command, signal.SIGKILL)
+        until(lambda: len(tuning.runs("begin")) == 2)
+        first, second = tuning.runs("begin")
+        assert first["server"] == second["server"]
+        os.kill(second["server"], signal.SIGKILL)
+        os.kill(second["pid"], signal.SIGCONT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
+    assert tuning.runs("begin")[2]["server"] != first["server"]
     assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {
         "hang": "crash",
+        "pause": "ok",
         "ok": "ok",
     }
 
 
-def test_an_experiment_of_a_lane_that_ignores_signals_is_killed_and_the_lane_goes_on(tuning: Tuning) -> None:
+def test_an_experiment_that_ignores_signals_is_killed_and_its_server_goes_on(tuning: Tuning) -> None:
     tuning.hosts("localhost slots=1")
     tuning.configure({"exp_timeout_s": 6}, act=["deaf", "ok"], n=[5])
     result = tuning.run("tune", "--grace", "0.2", *STARTS[1])
@@ -357,4 +364,4 @@ def test_an_experiment_of_a_lane_that_ignores_signals_is_killed_and_the_lane_goe
         "deaf": "timeout",
         "ok": "ok",
     }
-    assert len({one["parent"] for one in tuning.runs("begin")}) == 1
+    assert len({one["server"] for one in tuning.runs("begin")}) == 1

@@ -52,6 +52,12 @@ def write_metric(text: str) -> None:
     path.with_suffix(".part").replace(path)
 
 
+def server() -> int:
+    """The process that has forked this process's parent: for a forked worker its warm server."""
+    about = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(about.rpartition(")")[2].split()[1])
+
+
 def main() -> None:
     """Take the slots of this host, do as the config says, and tell of it."""
     slots = os.environ["CUDA_VISIBLE_DEVICES"]
@@ -65,7 +71,7 @@ def main() -> None:
         words = [word for word in sys.argv[1:] if not word.startswith("ey")]
         facts = {name.lower(): os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})  # it can be waited for
-        tell("begin", host=HOST, slots=slots, words=words, pid=os.getpid(), parent=os.getppid(), **facts)
+        tell("begin", host=HOST, slots=slots, words=words, pid=os.getpid(), server=server(), **facts)
         if "autotuning" not in CONFIG:
             tell("trained", words=words, config=CONFIG)
             return

@@ -1,6 +1,6 @@
 """One launch of a job, step by step; and the processes of a command.
 
-Commands, agents on other hosts, lanes and programs take the steps of `Session`. A command is two processes:
+Commands, agents on other hosts and programs take the steps of `Session`. A command is two processes:
 the guard, which the shell sees, and the agent, which does the work. Only commands fork, and end their
 process; in other programs the caller gets the agent's outcome.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dsl.model.node import ForkServer, NodePlan, Warm
 
-    Purpose = Literal["serve", "keep"]
+    Purpose = Literal["serve", "hold"]
 else:
     import _signal
 
@@ -118,12 +118,14 @@ def call(
 
 
 def answer(found: WarmCall, timeout_s: float) -> str:
-    """Wait until a server that was called with ``keep`` has imported. Returns why it refuses; mostly empty.
+    """Wait until a server that was called with ``hold`` has imported.
 
-    Also empty if the server has ended, or if the time is over: then no server is ready.
+    Returns why it does not serve; empty if it does.
     """
     told = warm_answer(found.fd, timeout_s)
-    return (told or b"").decode(errors="replace")
+    if told is None:
+        return "has ended while it imported"
+    return "" if told == b"stays" else told.decode(errors="replace")
 
 
 def digest_of(server: ForkServer) -> str:

@@ -153,24 +153,3 @@ class Order:
     """Seconds that it may take; 0: no limit."""
     grace_s: float = GRACE_S
     """Seconds that its workers get between SIGTERM and SIGKILL."""
-
-
-@record
-class StopExperiment:
-    """tuner to lane: end the experiment that runs."""
-
-    grace_s: float
-    """Seconds until its workers are killed."""
-
-
-@record
-class Begun:
-    """lane to tuner: the imports are done, and the workers of the experiment start now."""
-
-
-@record
-class ExperimentOver:
-    """lane to tuner: the experiment has ended."""
-
-    code: int
-    """Exit code of its job."""

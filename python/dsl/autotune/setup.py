@@ -14,6 +14,7 @@ from dsl.autotune.ds_config import ConfigWord
 from dsl.autotune.experiment import Resources
 from dsl.autotune.section import Section
 from dsl.model.job import Host
+from dsl.model.node import ForkServer
 
 START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
 """Python code of the command ``dsl``."""
@@ -122,8 +123,10 @@ class Setup:
     """The hosts and slots that there are."""
     is_uniform: bool
     """Whether each host of the user's own job gives as many slots as a host of an experiment."""
-    has_lanes: bool
-    """Whether experiments on the same slots share a command, and its fork servers."""
+    servers: tuple[ForkServer, ...]
+    """Warm fork servers that the tuner holds for the workers of all experiments."""
+    start_words: tuple[str, ...]
+    """The options by which an experiment uses these servers, and keeps none."""
     environ: Mapping[str, str]
     """The environment of the command."""
     visible: tuple[str, tuple[str, ...]] = ("", ())

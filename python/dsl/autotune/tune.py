@@ -9,6 +9,8 @@ from shlex import join
 
 from dsl import _own_process
 from dsl._record import replace
+from dsl.agent.held_servers import HeldServers
+from dsl.agent.planner import Planner
 from dsl.agent.session import become, die_of_interrupt, fill_standard_streams
 from dsl.autotune.ds_config import (
     experiment_words,
@@ -33,13 +35,14 @@ from dsl.facts import Facts, this_machine
 from dsl.lists import shorten
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
+from dsl.model.node import ForkServer
 from dsl.model.request import LEVELS, ElasticRequest, Request
-from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import ActiveHosts, choose_hosts
 from dsl.plan.job import plan_job
 from dsl.report.speak import say
 
 COMMAND = "dsl"
+WARM = ("--start-method=warm", "--warm-for=0")
 
 
 def tune(request: Request, user: UserWords, *, trains: bool) -> int:
@@ -132,6 +135,7 @@ def set_up(
         whole = asked  # a CPU may have more workers than it counts slots
     lanes = count_lanes(whole.hosts, nodes, slots)
     is_here = planned.remote is None and not whole.is_remote
+    servers = _servers(request, facts) if is_here else ()
     setup = Setup(
         user=user,
         grace_s=min(request.signals.grace_s, GRACE_S),
@@ -149,17 +153,24 @@ def set_up(
         ),
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
-        # The workers of a lane write only to the files of their experiment.
-        has_lanes=is_here
-        and request.start.method == "forkserver"
-        and request.output.each_rank_log is None
-        and not needs_run_dir(request.output),
+        servers=servers,
+        # The user's own words say how long such a server stays.
+        start_words=WARM if servers and request.start.method != "warm" else (),
         environ=dict(facts.environ),
         visible=_shown(whole),
         script_digest=digest_of(request.program.script),
         device=name_devices(whole, facts),
     )
     return setup, config, (*planned.notices, *find_slips(config))
+
+
+def _servers(request: Request, facts: Facts) -> tuple[ForkServer, ...]:
+    """Warm fork servers that all experiments can share; none if the workers are not forked anyway."""
+    plan = Planner(plan_job(request, facts), facts).plan(0)
+    if plan.fork_servers and request.start.method != "warm":
+        start = replace(request.start, method="warm", warm_for_s=0.0)
+        plan = Planner(plan_job(replace(request, start=start), facts), facts).plan(0)
+    return tuple([one for one in plan.fork_servers if one.warm is not None])
 
 
 def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
@@ -231,8 +242,8 @@ def run_search(
     steps: Steps[Summary], batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
 ) -> tuple[Summary, list[int]]:
     """The result of the search, and the signals that have ended it."""
-    runners = Runners()
-    tuner = Tuner(setup, folders, runners, progress)
+    runners, held = Runners(), HeldServers()
+    tuner = Tuner(setup, folders, runners, held, progress)
     try:
         with runners:
             summary = tuner.run(steps, batch)
@@ -240,6 +251,7 @@ def run_search(
         return summary, tuner.signals
     finally:
         runners.close()
+        held.close()
 
 
 def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:

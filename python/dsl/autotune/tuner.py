@@ -9,6 +9,7 @@ from shlex import join
 
 from dsl import __version__
 from dsl._record import replace
+from dsl.agent.held_servers import HeldServers
 from dsl.autotune.ds_config import encode, experiment_words, fingerprint, without_tuning
 from dsl.autotune.ending import Ending, judge
 from dsl.autotune.experiment import Experiment, Order, Result, Summary
@@ -29,10 +30,13 @@ STOPPED = Result("stopped", {}, "it was stopped", 1, 0.0)
 class Tuner:
     """Runs the experiments of one search."""
 
-    def __init__(self, setup: Setup, folders: Folders, runners: Runners, progress: Progress) -> None:
+    def __init__(
+        self, setup: Setup, folders: Folders, runners: Runners, held: HeldServers, progress: Progress
+    ) -> None:
         self._setup = setup
         self._folders = folders
         self._runners = runners
+        self._held = held
         self._progress = progress
         self._slots = SlotPool(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
         self._places: dict[str, tuple[Experiment, SlotGroup]] = {}
@@ -158,7 +162,7 @@ class Tuner:
         config_path = f"{folder}/ds_config.json"
         args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
         logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
-        options = (*setup.trial_words, *logs, *self._where(place))
+        options = (*setup.trial_words, *setup.start_words, *logs, *self._where(place))
         words = dsl_words(options, setup.script, args)
         exp = {
             "name": experiment.name,
@@ -196,7 +200,8 @@ class Tuner:
         )
         self._places[experiment.name] = (experiment, place)
         self._progress.began(experiment)
-        self._runners.start(order, self._environ(place), place.filter if setup.has_lanes else "")
+        self._held.hold(setup.servers, ())
+        self._runners.start(order, self._environ(place))
 
     def _where(self, place: SlotGroup) -> tuple[str, ...]:
         """The options that give an experiment its slots, and a port of its own unless it takes everything."""

@@ -90,6 +90,7 @@ def _status(*, as_json: bool) -> int:
 
 def _fields(server: WarmServer) -> dict[str, Any]:
     is_idle = server.state == "idle"
+    may_end = is_idle and not server.holders
     return {
         "pid": server.pid,
         "state": server.state,
@@ -97,7 +98,8 @@ def _fields(server: WarmServer) -> dict[str, Any]:
         "jobs": server.jobs,
         "running": server.running,
         "idle_s": server.idle_s if is_idle else None,
-        "ends_in_s": max(server.stay_s - server.idle_s, 0.0) if is_idle else None,
+        "holders": server.holders,
+        "ends_in_s": max(server.stay_s - server.idle_s, 0.0) if may_end else None,
         "interpreter": server.interpreter,
         "program": server.program,
         "modules": list(server.modules),
@@ -115,8 +117,10 @@ def row(server: WarmServer) -> tuple[str, ...]:
     if state == "busy":
         state = f"{server.running} job{'s' * (server.running != 1)} running"
     elif state == "idle":
-        left_s = max(server.stay_s - server.idle_s, 0.0)
-        state = f"idle {duration(server.idle_s)}, ends in {duration(left_s)}"
+        left = duration(max(server.stay_s - server.idle_s, 0.0))
+        programs = f"{server.holders} program{'s' * (server.holders != 1)}"
+        end = f"held by {programs}" if server.holders else f"ends in {left}"
+        state = f"idle {duration(server.idle_s)}, {end}"
     if server.state in ("importing", "no answer"):
         return (str(server.pid), state, size, "-", "-", "-")
     names = ",".join(server.modules)
@@ -155,7 +159,7 @@ def _start(line: Sequence[str], preload: str | None) -> int:
     import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which has no stub
 
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-    calls = [(one, call(one, start_mask=mask, purpose="keep")) for one in servers]
+    calls = [(one, call(one, start_mask=mask, purpose="hold")) for one in servers]
     for server, found in calls:
         if found is None:
             raise DslError("no warm server can be started here")

@@ -42,6 +42,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     """
     begin_ns = time.time_ns()
     listed, *rest, withheld, folder, name, descriptors = words
+    # From a server before this one: its call, and connections with the programs that hold it.
     fd, *passed = [int(word) for word in descriptors.removeprefix(MARK).split(":")]
     release = -1 if passed else _detach()
     _leave_group()
@@ -50,7 +51,9 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     with open("/proc/self/environ", "rb") as file:
         environ = [entry for entry in file.read().split(b"\0") if entry]
     door = WarmDoor(fd, folder, name, warm_key(own_words, environ))
-    first = door.adopt(*passed) if passed else None
+    first = door.adopt(*passed[:2]) if passed else None
+    for holder in passed[2:]:
+        door.add_holder(holder)
     if release >= 0:
         os.close(release)
     state = _State(environ, name.partition("-")[0])
@@ -78,7 +81,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
         if call.is_job:
             _fork_branch(door, call, imports)
         else:
-            call.confirm()
+            door.hold(call)
         if is_doubtful:
             door.close()
         _make_room(folder, stem, memory)
@@ -178,7 +181,7 @@ class _State:
     def start_anew(self, door: WarmDoor, words: Sequence[bytes], folder: str, call: WarmCall) -> int:
         """Start a server in the place of this one, which goes on with the call. Returns its pid."""
         name = f"{self._digest}-{os.urandom(4).hex()}{NEW}"
-        fds = (warm_listen(folder, name), *call.pass_on())
+        fds = (warm_listen(folder, name), *call.pass_on(), *door.holders())
         pid = os.fork()
         if pid:
             for fd in fds:
@@ -213,8 +216,8 @@ def _make_room(folder: str, own: str, most_bytes: int) -> None:
             continue
         told = _ask(folder, name, "tell")
         if told is not None:
-            pid, _jobs, busy, idle_ms, _stay_ms = map(int, told.partition(b"\n")[0].split())
-            others.append((0 if busy else idle_ms, pid, name))
+            pid, _jobs, busy, idle_ms, _stay_ms, holders = map(int, told.partition(b"\n")[0].split())
+            others.append((0 if busy or holders else idle_ms, pid, name))
     total = sum(map(memory_of, [os.getpid(), *[pid for _, pid, _ in others]]))
     for idle_ms, pid, name in sorted(others, reverse=True):
         is_too_many = len(others) >= MOST_SERVERS

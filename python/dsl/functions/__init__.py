@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         elastic_launch,
         launch,
         launch_agent,
+        warm_launch,
     )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "elastic_launch",
     "launch",
     "launch_agent",
+    "warm_launch",
 ]
 
 

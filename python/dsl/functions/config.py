@@ -75,7 +75,8 @@ class LaunchConfig:
     monitor_interval (nothing is polled), metrics_cfg, event_log_handler.
 
     start_method: ``forkserver`` imports once and forks the workers; ``warm`` also keeps what was imported for
-    the next launch, of any process; the other methods start an interpreter for each worker.
+    the next launch, of any process, for warm_for_s seconds (None: 600), unless all that is kept needs more
+    than warm_memory bytes (None: 8 GiB); the other methods start an interpreter for each worker.
 
     Only in dsl: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts
     of it, too), local_ranks_filter (local ranks whose output is shown), partial_after_s (seconds after which
@@ -127,6 +128,8 @@ class LaunchConfig:
     prewarm: bool = False
     fork_server_per: str = "node"
     import_throttle: int | None = None
+    warm_for_s: float | None = None
+    warm_memory: int | None = None
     debug: str | Collection[int] = ""
     debug_port: int = DEFAULT_DEBUG_PORT
     debug_address: str = DEFAULT_DEBUG_ADDRESS
@@ -196,10 +199,13 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         start=StartRequest(
             method=config.start_method,  # type: ignore[arg-type]  # it was checked
             preload=tuple(config.preload.split(",") if isinstance(config.preload, str) else config.preload),
-            source=source,
+            # Modules that are named are imported for every function alike.
+            source="" if config.preload else source,
             prewarm=config.prewarm,
             server_per=config.fork_server_per,  # type: ignore[arg-type]  # it was checked
             import_throttle=config.import_throttle,
+            warm_for_s=config.warm_for_s,
+            warm_memory=config.warm_memory,
         ),
         debug=debug,
         max_restarts=config.max_restarts,
@@ -246,6 +252,8 @@ BOUNDS = {
     "grace_s": (0, MOST_SECONDS),
     "hang_timeout_s": (LEAST_HANG_S, MOST_SECONDS),
     "shutdown_timeout": (0, MOST_SECONDS),
+    "warm_for_s": (0, MOST_SECONDS),
+    "warm_memory": (1, 1 << 50),
 }
 """The least and the most that a number may be. None is for launch and defaults to decide."""
 

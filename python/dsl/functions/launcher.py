@@ -38,10 +38,11 @@ from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from dsl.agent.fixed_nodes import FixedNodes
+    from dsl.agent.held_servers import HeldServers
     from dsl.agent.session import Crew
     from dsl.agent.torch_nodes import TorchNodes
     from dsl.facts import Facts
@@ -65,6 +66,7 @@ __all__ = [
     "elastic_launch",
     "launch",
     "launch_agent",
+    "warm_launch",
 ]
 
 
@@ -118,6 +120,41 @@ def launch_agent(
         UsageError: the config asks for something that cannot be done.
         EngineError: the workers cannot be started on this machine.
     """
+    return _launch(config, entrypoint, args)
+
+
+@contextlib.contextmanager
+def warm_launch(**fields: Any) -> Iterator[Callable[..., list[Any]]]:
+    """Launch again and again, with what the workers import imported once.
+
+    The block gets a function that is called as `launch`, with these ``fields`` as defaults. Its workers are
+    forked by a warm fork server, which ends with the block, and with this process however that ends. The
+    first launch waits for the imports. Several threads may launch at once. ::
+
+        with warm_launch(nproc_per_node=4, preload="torch") as launch:
+            losses = [launch(train, rate) for rate in rates]
+    """
+    from dsl.agent.held_servers import HeldServers
+
+    defaults = {"nproc_per_node": 1, "max_restarts": 0, "start_method": "warm", "warm_for_s": 0.0, **fields}
+    held = HeldServers()
+
+    def launch(entrypoint: Callable[..., Any] | str, *args: Any, **fields: Any) -> list[Any]:
+        config = LaunchConfig(1, 1, **{**defaults, **fields})
+        return list(_launch(config, entrypoint, args, held).values())
+
+    try:
+        yield launch
+    finally:
+        held.close()
+
+
+def _launch(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: Sequence[Any],
+    held: HeldServers | None = None,
+) -> dict[int, Any]:
     refuse_while_importing()
     program = _program(entrypoint, args)
     request = to_request(config, program, source_of(entrypoint))
@@ -125,7 +162,7 @@ def launch_agent(
         log("warning", line)
     config.run_id = request.meeting.run_id
     call = (entrypoint, tuple(args)) if callable(entrypoint) else None
-    return run_request(request, this_machine(), call)
+    return run_request(request, this_machine(), call, held=held)
 
 
 def run_request(
@@ -133,6 +170,7 @@ def run_request(
     facts: Facts,
     call: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
     *,
+    held: HeldServers | None = None,
     sink: Sink | None = None,
     preview: Callable[[NodePlan], bool] | None = None,
     stdin_is_terminal: bool = False,
@@ -140,8 +178,9 @@ def run_request(
     """Run this node's part of a job in this process; returns {global rank: result}.
 
     ``call`` is the function for the workers and its arguments; without a call the request's program runs, and
-    the results are None. ``sink`` takes what the user should know (default: the logger ``dsl``). ``preview``
-    takes the first plan before anything is created; if ``preview`` returns true, nothing is started.
+    the results are None. ``held`` holds the warm servers that the job uses. ``sink`` takes what the user
+    should know (default: the logger ``dsl``). ``preview`` takes the first plan before anything is created; if
+    ``preview`` returns true, nothing is started.
     ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
     raises, and ScriptError for a script that does not exist.
     """
@@ -154,7 +193,7 @@ def run_request(
     option = "" if request.flavour == "functions" else NO_PYTHON
     check_program(planned.job.program, planned.job.flavour, environ, option=option)
     with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
-        source = _Source(planned, facts, call)
+        source = _Source(planned, facts, call, held)
         recorder = None
         if request.events is not None:
             from dsl.report.recorder import record_job
@@ -231,13 +270,17 @@ class _Source(Planner):
         planned: JobPlan,
         facts: Facts,
         call: tuple[Callable[..., Any], tuple[Any, ...]] | None,
+        held: HeldServers | None = None,
     ) -> None:
         super().__init__(planned, facts)
+        self._held = held
         self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the directories of an attempt, and write the call unless it is still there."""
         plan = super().prepare(plan)
+        if self._held is not None:
+            self._held.hold(plan.fork_servers, ())
         if self._call is None:
             return plan
         if not self._call.is_written():

@@ -53,6 +53,8 @@ class WarmServer:
     """Seconds since it had its last job."""
     stay_s: float = 0.0
     """Seconds without a job after which it ends."""
+    holders: int = 0
+    """Programs that hold it: it does not end before them."""
     interpreter: str = ""
     """Its Python."""
     program: str = ""
@@ -118,7 +120,7 @@ def _meet(place: tuple[str, str]) -> WarmServer | None:
 def parse(folder: str, name: str, answer: bytes) -> WarmServer:
     """A server by its socket and its answer."""
     line, _, about = answer.partition(b"\n")
-    pid, jobs, running, idle_ms, stay_ms = map(int, line.split())
+    pid, jobs, running, idle_ms, stay_ms, holders = map(int, line.split())
     interpreter, program, modules = [*map(os.fsdecode, about.split(b"\0")), "", "", ""][:3]
     return WarmServer(
         folder,
@@ -130,6 +132,7 @@ def parse(folder: str, name: str, answer: bytes) -> WarmServer:
         running,
         idle_ms / 1000,
         stay_ms / 1000,
+        holders,
         interpreter,
         program,
         tuple([one for one in modules.split(",") if one]),

@@ -68,7 +68,7 @@ pub(crate) fn warm_call(
 ) -> PyResult<i32> {
     let purpose = match purpose {
         "serve" => Purpose::Serve,
-        "keep" => Purpose::Keep,
+        "hold" => Purpose::Hold,
         "tell" => Purpose::Tell,
         "stop" => Purpose::Stop,
         other => return Err(PyValueError::new_err(format!("no such purpose: {other}"))),
@@ -122,6 +122,23 @@ impl WarmDoor {
     fn adopt(&self, call: i32, request: i32) -> PyResult<Option<WarmCall>> {
         let call = lock(&self.0).adopt(call, request).map_err(to_python)?;
         Ok(call.map(WarmCall::new))
+    }
+
+    /// Stay until the program that has called hangs up.
+    fn hold(&self, call: &Bound<'_, WarmCall>) -> PyResult<()> {
+        let call = call.get().take()?;
+        lock(&self.0).hold(call).map_err(to_python)
+    }
+
+    /// Stay until the program at the other end of a connection hangs up.
+    fn add_holder(&self, fd: i32) -> PyResult<()> {
+        let call = dsl_engine::os::take_over(fd).map_err(os_error)?;
+        lock(&self.0).add_holder(call).map_err(to_python)
+    }
+
+    /// Descriptors of copies of the connections with programs that want this server to stay.
+    fn holders(&self) -> PyResult<Vec<i32>> {
+        lock(&self.0).holders().map_err(to_python)
     }
 
     /// Wait for a call; None: the server has to end.
@@ -196,11 +213,6 @@ impl WarmCall {
     /// Tell the caller why it gets nothing.
     fn refuse(&self, why: &str) -> PyResult<()> {
         self.with(|call| call.refuse(why))
-    }
-
-    /// Tell a caller that wants the server to stay that it does.
-    fn confirm(&self) -> PyResult<()> {
-        self.with(Call::confirm)
     }
 
     /// Tell the engine that the imports begin anew.

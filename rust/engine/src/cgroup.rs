@@ -39,6 +39,24 @@ pub fn job_name(pid: u32, token: &str) -> String {
     format!("{PREFIX}{pid}-{token}")
 }
 
+/// Lines of `/proc/<pid>/cgroup` without the cgroups of jobs: these set no limits.
+pub(crate) fn above_jobs(lines: &str) -> String {
+    let above = |line: &str| {
+        let mut path = line;
+        while let Some((job, attempt)) = path.rsplit_once("/a") {
+            let Some((outside, name)) = job.rsplit_once('/') else {
+                break;
+            };
+            if number::<u32>(attempt.as_bytes()).is_none() || owner_of(name).is_none() {
+                break;
+            }
+            path = outside;
+        }
+        format!("{}\n", path.trim_end_matches('/'))
+    };
+    lines.lines().map(above).collect()
+}
+
 /// The directory of the caller's own cgroup in the v2 hierarchy.
 pub fn own_dir() -> Result<PathBuf, Unavailable> {
     let read = |path: &str| {
@@ -241,4 +259,29 @@ fn is_abandoned(path: &Path) -> bool {
             && rustix::fs::flock(&cgroup.dir, FlockOperation::NonBlockingLockExclusive).is_ok()
             && cgroup.populated().is_ok_and(|populated| !populated)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_of_jobs_are_left_out_of_a_path_and_others_are_not() {
+        let token = "0123456789abcdef0123456789abcdef";
+        for (path, expected) in [
+            ("/".to_owned(), ""),
+            (format!("/dsl-7-{token}/a0"), ""),
+            (format!("/user.slice/dsl-7-{token}/a2"), "/user.slice"),
+            (format!("/s/dsl-7-{token}/a0/dsl-812-{token}/a13"), "/s"),
+            (format!("/s/dsl-7-{token}"), &format!("/s/dsl-7-{token}")),
+            ("/s/dsl-7-short/a0".to_owned(), "/s/dsl-7-short/a0"),
+            (
+                format!("/dsl-7-{token}/a0/mine"),
+                &format!("/dsl-7-{token}/a0/mine"),
+            ),
+        ] {
+            let lines = format!("1:cpu:/x\n0::{path}\n");
+            assert_eq!(above_jobs(&lines), format!("1:cpu:/x\n0::{expected}\n"));
+        }
+    }
 }

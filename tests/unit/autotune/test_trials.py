@@ -1,4 +1,4 @@
-"""Lanes and signals of runners, without any process: the engine is made up."""
+"""Ends and signals of runners, without any process: the engine is made up."""
 
 from __future__ import annotations
 
@@ -12,25 +12,15 @@ import pytest
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.experiment import Begun, ExperimentOver, Order, StopExperiment
+from dsl.autotune.experiment import Order
 from dsl.autotune.trials import Runners
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
 
 ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grace_s=3.0)
 
 
 @record
-class Output:
-    """Only the engine makes the real ones."""
-
-    data: bytes
-    """As there."""
-
-
-@record
 class Exit:
-    """The same of how a command ended."""
+    """Only the engine makes the real ones."""
 
     status: int
     """As there."""
@@ -62,33 +52,20 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.events: list[object] = [Started()]
-        self.orders_fd = -1
         self.calls: list[object] = []
+        self.is_closed = False
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK)
         os.write(self._write_fd, b"\0")
 
-    def start(self, spec: Any) -> None:
-        if (fd := spec.workers[0].stdin.descriptor) is not None:
-            self.orders_fd = os.dup(fd)
+    def start(self, _spec: Any) -> None:
+        pass
 
     def tell(self, *events: object) -> None:
         self.events += events
         os.write(self._write_fd, b"\0")
 
-    def answer(self, message: object) -> None:
-        self.tell(Output(to_line(message)))
-
     def die(self, status: int = 1) -> None:
-        self.leave()
         self.tell(Exited(Exit(status)), Ended())
-
-    def leave(self) -> None:
-        if self.orders_fd >= 0:
-            os.close(self.orders_fd)
-            self.orders_fd = -1
-
-    def ordered(self) -> list[object]:
-        return Lines(Order, StopExperiment).feed(os.read(self.orders_fd, 1 << 20))
 
     def wait(self, _timeout_s: float) -> list[object]:
         try:
@@ -106,7 +83,7 @@ class Supervisor:
         self.die(143)
 
     def close(self) -> None:
-        self.leave()
+        self.is_closed = True
         os.close(self._read_fd)
         os.close(self._write_fd)
 
@@ -121,7 +98,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Supervisor]:
         return found[-1]
 
     monkeypatch.setattr(trials, "Supervisor", make)
-    for kind in (Output, Exited, Started, Ended):
+    for kind in (Exited, Started, Ended):
         monkeypatch.setattr(trials, kind.__name__, kind)
     return found
 
@@ -131,19 +108,9 @@ def runners(made: list[Supervisor]) -> Iterator[Runners]:
     runners = Runners()
     yield runners
     for one in made:
-        if one.orders_fd >= 0:
+        if not one.is_closed:
             one.die()
     runners.close()
-
-
-def started(runners: Runners, made: list[Supervisor], order: Order = ORDER) -> Supervisor:
-    """The lane that has begun to run an order."""
-    runners.start(order, {}, "slot")
-    lane = made[-1]
-    os.write(runners.bell_fd, b"\x01")
-    assert runners.wait() == ([], [1]), "it runs"
-    assert lane.ordered() == [order]
-    return lane
 
 
 def ended(runners: Runners) -> list[tuple[str, int, str]]:
@@ -170,80 +137,14 @@ def test_a_command_of_its_own_is_ended_when_its_time_is_over(
     assert made[0].calls == [4.0]
 
 
-def test_a_lane_runs_one_order_after_the_other(runners: Runners, made: list[Supervisor]) -> None:
-    lane = started(runners, made)
-    lane.answer(Begun())
-    lane.answer(ExperimentOver(0))
-    assert ended(runners) == [("a", 0, "")]
-    order = replace(ORDER, name="b", limit_s=0.01)
-    runners.start(order, {}, "slot")
-    lane.answer(Begun())
-    os.write(runners.bell_fd, b"\x01")
-    assert runners.wait() == ([], [1])
-    assert lane.ordered() == [order]
-    lane.answer(ExperimentOver(3))
-    assert ended(runners) == [("b", 3, "")]
-    assert len(made) == 1
-
-
-def test_a_lane_is_told_to_end_an_experiment_whose_time_is_over_and_is_ended_if_it_does_not(
-    runners: Runners, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "PATIENCE_S", 0.01)
-    lane = started(runners, made, replace(ORDER, limit_s=0.01, grace_s=0.01))
-    lane.answer(Begun())
-    assert ended(runners) == [("a", 143, "timeout")]
-    assert lane.calls == [0.0]
-
-
-def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(
-    runners: Runners, made: list[Supervisor]
-) -> None:
-    """If the tuner looked first and gave the order then, it would wait for ever."""
-    for name in ("a", "b"):
-        lane = started(runners, made, replace(ORDER, name=name))
-        lane.answer(ExperimentOver(0))
-        assert ended(runners) == [(name, 0, "")]
-        lane.die()
-    assert len(made) == 2
-
-
-def test_a_lane_that_dies_with_an_order_tells_of_it(runners: Runners, made: list[Supervisor]) -> None:
-    started(runners, made).die()
-    assert ended(runners) == [("a", 1, "")]
-
-
-def test_an_order_that_nobody_reads_any_more_blocks_nobody(runners: Runners, made: list[Supervisor]) -> None:
-    """It is longer than what a pipe holds, and the lane is gone while its end is not known."""
-    lane = started(runners, made)
-    lane.answer(ExperimentOver(0))
-    assert ended(runners) == [("a", 0, "")]
-    lane.leave()
-    runners.start(replace(ORDER, name="b", words=("x" * 1_000_000,)), {}, "slot")
-    assert len(made) == 2
-    made[1].die()
-    assert ended(runners) == [("b", 1, "")]
-
-
-def test_an_end_that_was_asked_for_is_not_put_off_by_a_late_begin(
-    runners: Runners, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "PATIENCE_S", 0.01)
-    lane = started(runners, made, replace(ORDER, grace_s=0.01))
-    runners.stop()
-    assert lane.ordered() == [StopExperiment(0.01)]
-    lane.answer(Begun())
-    assert ended(runners) == [("a", 143, "stopped")]
-
-
 def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
     runners: Runners, made: list[Supervisor]
 ) -> None:
     assert runners.heard() == []
-    lane = started(runners, made)
+    runners.start(ORDER, {})
     os.write(runners.bell_fd, b"\x0f")
     assert runners.wait() == ([], [15])
-    lane.answer(ExperimentOver(0))
+    made[0].die(0)
     os.write(runners.bell_fd, b"\x02")
     assert runners.heard() == [2]
     assert ended(runners) == [("a", 0, "")]

@@ -17,6 +17,7 @@ from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Summary
 from dsl.autotune.setup import REPLACED, Setup, UserWords
 from dsl.autotune.tune import (
+    WARM,
     device_memory,
     keep_memory,
     name_devices,
@@ -218,7 +219,7 @@ def test_experiments_on_other_hosts_are_not_those_of_a_local_job(words: str, tmp
     (tmp_path / "ssh").chmod(0o755)
     setup = tuned("localhost slots=2\nother slots=2", f"--launcher ssh {words}", PATH=str(tmp_path))
     assert setup.size.lanes == 2
-    assert not setup.has_lanes
+    assert (setup.servers, setup.start_words) == ((), ())
 
 
 @pytest.mark.usefixtures("folder")
@@ -293,18 +294,26 @@ def test_what_cannot_be_tuned_is_said_before_anything_runs(
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    "words, has_lanes",
+    "words, start_words, stay_s",
     [
-        ("", True),
-        ("--tag-output always", True),
-        ("--enable_each_rank_log logs", False),
-        ("--log-dir logs", False),
-        ("--redirects 3", False),
+        ("", None, 0.0),
+        ("--start-method auto", None, 0.0),  # the script does not import torch
+        ("--start-method forkserver", WARM, 0.0),
+        ("--start-method forkserver --log-dir logs", WARM, 0.0),
+        ("--start-method warm --warm-for 20", (), 20.0),
     ],
 )
-def test_files_of_each_rank_keep_experiments_out_of_lanes(words: str, *, has_lanes: bool) -> None:
-    """Those of a lane write to the files of their experiment alone."""
-    assert tuned("localhost slots=2", f"--start-method forkserver {words}").has_lanes is has_lanes
+def test_experiments_that_are_forked_share_servers(
+    words: str, start_words: tuple[str, ...] | None, stay_s: float
+) -> None:
+    setup = tuned("localhost slots=2", f"--num_gpus 1 {words}")
+    if start_words is None:
+        assert (setup.servers, setup.start_words) == ((), ())
+    else:
+        (server,) = setup.servers
+        assert server.warm is not None
+        assert server.warm.stay_s == stay_s
+        assert setup.start_words == start_words
 
 
 @pytest.mark.usefixtures("folder")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dsl._record import replace
+from dsl.agent.held_servers import HeldServers
 from dsl.autotune.ds_config import find_config
 from dsl.autotune.experiment import Experiment, Order, Resources, Result, Summary
 from dsl.autotune.section import Section
@@ -48,7 +49,7 @@ class FakeRunners:
     def running(self) -> int:
         return len(self.waiting)
 
-    def start(self, order: Order, env: Mapping[str, str], _lane: str) -> None:
+    def start(self, order: Order, env: Mapping[str, str]) -> None:
         self.orders.append(order)
         self.envs.append(env)
         self.waiting.append(order)
@@ -112,7 +113,8 @@ def a_setup(*more: tuple[str, str], **fields: Any) -> Setup:
         size=Resources(1, 1, 4, None),
         hosts=(Host("localhost", (1, 3, 5, 7)),),
         is_uniform=True,
-        has_lanes=False,
+        servers=(),
+        start_words=(),
         environ={"HOME": "/root"},
     )
     return replace(setup, **fields)
@@ -142,7 +144,7 @@ def tuned(
     seen: dict[str, Result] = {}
     progress = Progress()
     steps = one_batch(experiments(count), seen)
-    Tuner(setup, folders, runners, progress).run(steps, next(steps))  # type: ignore[arg-type]
+    Tuner(setup, folders, runners, HeldServers(), progress).run(steps, next(steps))  # type: ignore[arg-type]
     return seen, progress
 
 
@@ -270,7 +272,7 @@ def test_a_signal_ends_a_tuning_of_which_everything_is_known(folders: Folders) -
     runners = FakeRunners()
     runners.bell = [15]
     steps = one_batch(experiments(4), {})
-    tuner = Tuner(a_setup(), folders, runners, Progress())  # type: ignore[arg-type]
+    tuner = Tuner(a_setup(), folders, runners, HeldServers(), Progress())  # type: ignore[arg-type]
     tuner.run(steps, next(steps))
     assert (tuner.signals, runners.orders) == ([15], [])
 
@@ -302,7 +304,7 @@ def test_what_fails_after_it_stood_still_is_run_again_once(folders: Folders, kin
     runners.codes = [134, 134, 0]
     seen: dict[str, Result] = {}
     steps = one_batch((replace(experiments(1)[0], kind=kind),), seen)
-    Tuner(a_setup(), folders, runners, Progress()).run(steps, next(steps))  # type: ignore[arg-type]
+    Tuner(a_setup(), folders, runners, HeldServers(), Progress()).run(steps, next(steps))  # type: ignore[arg-type]
     assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["crash"], 2)
 
 
@@ -311,7 +313,7 @@ def test_a_profile_that_stood_still_has_told_what_it_has_to(folders: Folders) ->
     runners.signals = [[signal.SIGTSTP]]
     seen: dict[str, Result] = {}
     steps = one_batch((replace(experiments(1)[0], kind="profile"),), seen)
-    Tuner(a_setup(), folders, runners, Progress()).run(steps, next(steps))  # type: ignore[arg-type]
+    Tuner(a_setup(), folders, runners, HeldServers(), Progress()).run(steps, next(steps))  # type: ignore[arg-type]
     assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["ok"], 1)
 
 

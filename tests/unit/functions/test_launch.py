@@ -170,6 +170,8 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         {"start_method": "thread"},
         {"fork_server_per": "host"},
         {"import_throttle": 0},
+        {"warm_for_s": -1},
+        {"warm_memory": 0},
         {"debug": "first"},
         {"debug": [2, -1]},
         {"debug_port": 0},
@@ -206,14 +208,18 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
         ({"start_method": "forkserver"}, StartRequest("forkserver", source="/me/code.py")),
         (
             {"start_method": "forkserver", "preload": ["a", "b.c"], "prewarm": True},
-            StartRequest("forkserver", ("a", "b.c"), "/me/code.py", prewarm=True),
+            StartRequest("forkserver", ("a", "b.c"), prewarm=True),
         ),
         (
             {"start_method": "forkserver", "fork_server_per": "numa"},
             StartRequest("forkserver", source="/me/code.py", server_per="numa"),
         ),
         ({"import_throttle": 2}, StartRequest(source="/me/code.py", import_throttle=2)),
-        ({"preload": "a,b"}, StartRequest(preload=("a", "b"), source="/me/code.py")),
+        ({"preload": "a,b"}, StartRequest(preload=("a", "b"))),
+        (
+            {"start_method": "warm", "warm_for_s": 5.0, "warm_memory": 1 << 30},
+            StartRequest("warm", source="/me/code.py", warm_for_s=5.0, warm_memory=1 << 30),
+        ),
     ],
 )
 def test_how_workers_are_to_come_to_be(fields: dict[str, Any], start: StartRequest) -> None:

@@ -1,7 +1,7 @@
 //! The socket of a warm server, in the server: takes calls, and watches the branches that it has forked for them.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,8 +30,9 @@ use crate::tree::{Scope, Tree};
 const LISTENER: u64 = 0;
 const SESSION: u64 = 1;
 const SIGNAL: u64 = 2;
-/// The end of a branch has an even token from here on, the end of its job the odd token after it.
-const FIRST_BRANCH: u64 = 4;
+/// The end of a branch has an even token from here on, the end of its job the odd token after it. A program that holds
+/// the server has an even token, too.
+const FIRST_NUMBER: u64 = 4;
 /// Time that a caller has to say what it wants.
 const CALL_PATIENCE: Duration = Duration::from_millis(500);
 /// Time that a branch has to end when the engine has hung up.
@@ -50,7 +51,13 @@ struct Branch {
     due: Option<Instant>,
 }
 
-/// A call that the server has to answer: a job wants workers, or somebody wants the server to stay.
+/// A program that wants the server to stay.
+struct Holder {
+    number: u64,
+    call: OwnedFd,
+}
+
+/// A call that the server has to answer: a job wants workers, or a program wants the server to stay.
 pub struct Call {
     connection: OwnedFd,
     file: File,
@@ -66,8 +73,7 @@ pub struct Door {
     key: Vec<u8>,
     name: String,
     ends: Option<Ends>,
-    /// Branches that were forked so far.
-    branches_ever: u64,
+    next_number: u64,
     jobs: u64,
     successor: Option<i32>,
     stay: Duration,
@@ -91,6 +97,7 @@ struct Ends {
     /// SIGTERM, by which a user may end the server. It is blocked once the modules are imported.
     intake: OwnedFd,
     branches: Vec<Branch>,
+    holders: Vec<Holder>,
 }
 
 impl Door {
@@ -124,8 +131,9 @@ impl Door {
                 session,
                 intake,
                 branches: Vec::new(),
+                holders: Vec::new(),
             }),
-            branches_ever: 0,
+            next_number: FIRST_NUMBER,
             jobs: 0,
             successor: None,
             stay: Duration::ZERO,
@@ -165,13 +173,14 @@ impl Door {
                 }
             }
             let idle_until = self.idle_since + self.stay;
-            let is_idle = ends.branches.is_empty();
-            if is_idle && (self.is_closing || (self.was_called && idle_until <= now)) {
+            let has_jobs = !ends.branches.is_empty();
+            let is_needed = has_jobs || !ends.holders.is_empty() || !self.was_called;
+            if !has_jobs && (self.is_closing || (!is_needed && idle_until <= now)) {
                 self.close();
                 return Ok(None);
             }
             let due = ends.branches.iter().filter_map(|branch| branch.due).min();
-            let due = due.or((is_idle && self.was_called).then_some(idle_until));
+            let due = due.or((!is_needed).then_some(idle_until));
             let tokens = ends
                 .poller
                 .wait(due.map(|due| due.saturating_duration_since(now)))?;
@@ -184,7 +193,7 @@ impl Door {
                         }
                     }
                     SESSION | SIGNAL => self.close(),
-                    token => self.attend_branch(token),
+                    token => self.attend(token),
                 }
             }
         }
@@ -199,6 +208,9 @@ impl Door {
             }
             ends.poller.forget(&ends.listener);
             ends.poller.forget(&ends.intake);
+            for holder in ends.holders.drain(..) {
+                ends.poller.forget(&holder.call);
+            }
             if let Some(session) = ends.session.take() {
                 ends.poller.forget(&session);
             }
@@ -214,6 +226,32 @@ impl Door {
     pub fn succeed(&mut self, pid: i32) {
         self.successor = Some(pid);
         self.close();
+    }
+
+    /// Stays until the program that has called hangs up.
+    pub fn hold(&mut self, call: Call) -> Result<(), Error> {
+        let _ = socket::send(&call.connection, b"stays", &[], false);
+        self.add_holder(call.connection)
+    }
+
+    /// Stays until the program at the other end of a connection hangs up.
+    pub fn add_holder(&mut self, call: OwnedFd) -> Result<(), Error> {
+        let number = self.take_number();
+        let ends = self.ends.as_mut().ok_or(Error::Forked)?;
+        ends.poller.watch_for(&call, number, Interest::default())?;
+        ends.holders.push(Holder { number, call });
+        Ok(())
+    }
+
+    /// Numbers of copies of the connections with programs that want this server to stay.
+    pub fn holders(&self) -> Result<Vec<i32>, Error> {
+        let holders = self.ends.iter().flat_map(|ends| &ends.holders);
+        holders.map(|holder| copy_for_another(&holder.call)).collect()
+    }
+
+    fn take_number(&mut self) -> u64 {
+        self.next_number += 2;
+        self.next_number - 2
     }
 
     /// Takes over a call from the server that was here before, by the numbers of its descriptors.
@@ -248,7 +286,7 @@ impl Door {
                 self.close();
                 return None;
             }
-            Purpose::Serve | Purpose::Keep => {}
+            Purpose::Serve | Purpose::Hold => {}
         }
         let call = Call {
             connection: call,
@@ -268,21 +306,29 @@ impl Door {
             return None;
         }
         self.was_called = true;
-        self.stay = call.request.stay;
+        // Zero leaves it to those who have called before.
+        if !call.request.stay.is_zero() {
+            self.stay = call.request.stay;
+        }
         self.idle_since = Instant::now();
         Some(call)
     }
 
-    /// Pid, jobs so far, jobs that run, and milliseconds without a job so far and at most; a line.
+    /// Pid, jobs so far, jobs that run, milliseconds without a job so far and at most, and programs that hold this server; a
+    /// line.
     fn account(&self) -> String {
-        let busy = self.ends.as_ref().map_or(0, |ends| ends.branches.len());
+        let count = |count: fn(&Ends) -> usize| self.ends.as_ref().map_or(0, count);
+        let (busy, holders) = (
+            count(|ends| ends.branches.len()),
+            count(|ends| ends.holders.len()),
+        );
         let idle = if busy > 0 {
             Duration::ZERO
         } else {
             self.idle_since.elapsed()
         };
         let (idle, stay) = (idle.as_millis(), self.stay.as_millis());
-        format!("{} {} {busy} {idle} {stay}\n", self.pid, self.jobs)
+        format!("{} {} {busy} {idle} {stay} {holders}\n", self.pid, self.jobs)
     }
 
     /// Shows by its name that the server takes calls at once.
@@ -298,11 +344,10 @@ impl Door {
 
     /// Watches the branch that was forked for a call.
     pub fn forked(&mut self, call: Call, pid: i32) -> Result<(), Error> {
+        let number = self.take_number();
         let ends = self.ends.as_mut().ok_or(Error::Forked)?;
         let process = Pid::from_raw(pid).ok_or(Error::Closed)?;
         let pidfd = pidfd_open(process, PidfdFlags::empty()).map_err(Error::os("watch a branch"))?;
-        let number = FIRST_BRANCH + 2 * self.branches_ever;
-        self.branches_ever += 1;
         self.jobs += 1;
         ends.poller.watch(&pidfd, number)?;
         ends.poller
@@ -317,8 +362,13 @@ impl Door {
         Ok(())
     }
 
-    fn attend_branch(&mut self, token: u64) {
+    fn attend(&mut self, token: u64) {
         let Some(ends) = &mut self.ends else { return };
+        if let Some(place) = ends.holders.iter().position(|holder| holder.number == token) {
+            ends.poller.forget(&ends.holders.remove(place).call);
+            self.idle_since = Instant::now();
+            return;
+        }
         let Some(place) = ends
             .branches
             .iter()
@@ -342,7 +392,10 @@ impl Door {
     }
 
     /// Ends what branches have left, which only a branch can have left that was killed.
-    fn end_orphans(&self) {
+    fn end_orphans(&mut self) {
+        self.successor = self
+            .successor
+            .filter(|pid| matches!(try_wait(Target::Pid(*pid), true), Ok(None)));
         let branches = self.ends.iter().flat_map(|ends| &ends.branches);
         let spared: Vec<i32> = branches.map(|branch| branch.pid).chain(self.successor).collect();
         end_descendants(&spared);
@@ -364,18 +417,13 @@ impl Call {
     /// Tells the caller why it gets nothing.
     pub fn refuse(&self, why: &str) {
         let text = match self.request.purpose {
-            Purpose::Keep => why.as_bytes().to_vec(),
+            Purpose::Hold => why.as_bytes().to_vec(),
             _ => Report::Refused {
                 text: why.as_bytes().to_vec(),
             }
             .encode(),
         };
         let _ = socket::send(&self.connection, &text, &[], false);
-    }
-
-    /// Tells a caller that wants the server to stay that its modules are imported.
-    pub fn confirm(&self) {
-        let _ = socket::send(&self.connection, b"", &[], false);
     }
 
     /// Tells the engine that the imports begin anew.
@@ -387,9 +435,7 @@ impl Call {
 
     /// Numbers of copies of the connection and of the request, which another program can take over.
     pub fn pass_on(&self) -> Result<[i32; 2], Error> {
-        let copy = |fd: BorrowedFd<'_>| rustix::io::dup(fd).map_err(Error::os("pass on a call"));
-        let copies = [copy(self.connection.as_fd())?, copy(self.file.as_fd())?];
-        Ok(copies.map(IntoRawFd::into_raw_fd))
+        Ok([copy_for_another(&self.connection)?, copy_for_another(&self.file)?])
     }
 
     fn is_gone(&self) -> bool {
@@ -410,17 +456,46 @@ pub(in crate::forkserver) fn end_descendants(spared: &[i32]) {
         branches: &[],
     };
     for _ in 0..MOST_LOOKS {
-        if reap_orphans(spared) == Orphans::None {
+        // Behind a dead child that is spared others may be hidden. Its waiter reaps it, and calls this again.
+        if reap_orphans(spared) != Orphans::Alive {
             return;
         }
         let Ok(tree) = &mut tree else { return };
-        if tree.kill_all(scope).unwrap_or_default().count == 0 && reap_orphans(spared) != Orphans::Hidden {
+        if tree.kill_all(scope).unwrap_or_default().count == 0 {
             return;
         }
         wait_readable(&[], LOOK);
     }
 }
 
+/// The number of a copy of a descriptor, which another program can take over.
+fn copy_for_another(fd: impl AsFd) -> Result<i32, Error> {
+    let copy = rustix::io::dup(fd).map_err(Error::os("copy a descriptor"))?;
+    Ok(copy.into_raw_fd())
+}
+
 fn own_pid() -> i32 {
     getpid().as_raw_nonzero().get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::orphans::sharing;
+    use crate::sys::wait::find_dead;
+
+    #[test]
+    #[expect(clippy::disallowed_types, reason = "a child that is not the engine's")]
+    fn a_dead_branch_that_is_not_reaped_yet_does_not_hold_up_the_server() {
+        let _alone = sharing::alone();
+        let mut branch = std::process::Command::new("true").spawn().unwrap();
+        let pid = branch.id() as i32;
+        while find_dead().unwrap() != Some(pid) {
+            wait_readable(&[], LOOK);
+        }
+        let begin = Instant::now();
+        end_descendants(&[pid]);
+        assert!(begin.elapsed() < LOOK * MOST_LOOKS as u32);
+        assert!(branch.wait().unwrap().success());
+    }
 }

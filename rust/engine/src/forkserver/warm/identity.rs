@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::standing::{self, Standing};
+use crate::cgroup;
 use crate::kernel_file;
 use crate::procfs::{parse_stat, status_value};
 use crate::sys;
@@ -42,9 +43,8 @@ const NAMESPACES: [&str; 10] = [
     "uts",
 ];
 /// Whole files of `/proc/self`. A kernel need not have all of them.
-const FILES: [&str; 6] = [
+const FILES: [&str; 5] = [
     "attr/current",
-    "cgroup",
     "loginuid",
     "oom_score_adj",
     "personality",
@@ -85,6 +85,9 @@ fn identity(home: &Path) -> String {
         let value = kernel_file::read(Path::new("/proc/self").join(name)).unwrap_or_default();
         line(name, &String::from_utf8_lossy(&value));
     }
+    // A worker joins the cgroup of its job, which may be below that of another job.
+    let groups = kernel_file::read("/proc/self/cgroup").unwrap_or_default();
+    line("cgroup", &cgroup::above_jobs(&String::from_utf8_lossy(&groups)));
     for (name, hard) in standing::hard_limits() {
         line(name, &hard);
     }
@@ -160,7 +163,12 @@ mod tests {
     fn a_process_has_one_identity_and_keys_differ_in_their_digits() {
         let text = identity(Path::new("/"));
         assert_eq!(text, identity(Path::new("/")));
-        for name in OF_STATUS.iter().chain(&NAMESPACES).chain(&FILES) {
+        for name in OF_STATUS
+            .iter()
+            .chain(&NAMESPACES)
+            .chain(&FILES)
+            .chain(&["cgroup"])
+        {
             assert!(text.contains(&format!("{name}=")), "{name}");
         }
         assert_eq!(digest(b"one"), digest(b"one"));

@@ -25,8 +25,8 @@ const WAITING: i32 = 64;
 pub enum Purpose {
     /// Fork workers of a job.
     Serve,
-    /// Answer once the modules are imported.
-    Keep,
+    /// Answer once the modules are imported, and stay while the caller holds the connection.
+    Hold,
     /// Say what the server is and has done.
     Tell,
     /// End, once all jobs have ended.
@@ -40,7 +40,7 @@ pub struct Request {
     pub purpose: Purpose,
     /// In what command and server must agree.
     pub key: Vec<u8>,
-    /// How long the server stays after the last job.
+    /// How long the server stays after the last job. Zero: as long as earlier callers wanted.
     pub stay: Duration,
     /// How many bytes of memory all warm servers of this user may use.
     pub memory: u64,
@@ -59,7 +59,7 @@ impl Request {
         if input.u32()? != VERSION {
             return None;
         }
-        let purposes = [Purpose::Serve, Purpose::Keep, Purpose::Tell, Purpose::Stop];
+        let purposes = [Purpose::Serve, Purpose::Hold, Purpose::Tell, Purpose::Stop];
         let request = Self {
             purpose: *purposes.get(usize::from(input.byte()?))?,
             key: input.bytes()?.to_vec(),
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_request_is_read_as_it_was_written_and_never_in_part() {
         let request = Request {
-            purpose: Purpose::Keep,
+            purpose: Purpose::Hold,
             key: b"a=1\n\xff".to_vec(),
             stay: Duration::from_millis(1500),
             memory: u64::MAX,
