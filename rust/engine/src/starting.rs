@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::forkserver::{FORK_PATIENCE, State};
 use crate::procfs::Activity;
@@ -18,14 +18,17 @@ use tokens::Tokens;
 
 /// How many orders may be open at a time, so that the server can fork while its children enter.
 const ORDERS_AHEAD: usize = 16;
+/// How long the first forked worker runs before others are ordered. Rank 0 serves torch's store: if another rank calls
+/// before rank 0 listens, torch waits about half a second before it calls again.
+const LEAD: Duration = Duration::from_millis(15);
 
 /// What may start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing: all workers were tried, or we must wait for a fork server.
     Nothing,
-    /// Nothing: all import tokens are taken. Look at their holders at this time.
-    Token(Instant),
+    /// Nothing before this time: the first worker has its lead, or all import tokens are taken.
+    Later(Instant),
     /// Execute this worker.
     Execute(usize),
     /// Order this worker from a fork server.
@@ -42,6 +45,8 @@ pub(crate) struct Starting<O> {
     orders: VecDeque<O>,
     /// When we stop waiting for the first order.
     order_due: Option<Instant>,
+    /// When the lead of the first worker is over.
+    lead_until: Option<Instant>,
     /// Import tokens; `None` without a throttle.
     tokens: Option<Tokens>,
 }
@@ -54,6 +59,7 @@ impl<O> Starting<O> {
             next: 0,
             orders: VecDeque::new(),
             order_due: None,
+            lead_until: None,
             tokens: throttle.map(Tokens::new),
         }
     }
@@ -71,14 +77,15 @@ impl<O> Starting<O> {
         let Some(server) = self.servers.get(worker) else {
             return Next::Nothing;
         };
-        // The first worker is ahead of the others, because it often serves them: while rank 0 does not listen yet, the
-        // other ranks' calls of torch's store fail, and they wait half a second before they call again.
+        if let Some(until) = self.lead_until {
+            return Next::Later(until);
+        }
         let most = if self.next == 0 { 1 } else { ORDERS_AHEAD };
         match server.filter(|&server| state(server) == State::Ready) {
             Some(server) if self.orders.len() < most => Next::Order { worker, server },
             _ if self.has_orders() => Next::Nothing,
             _ => match &self.tokens {
-                Some(tokens) if tokens.are_taken() => Next::Token(tokens.due()),
+                Some(tokens) if tokens.are_taken() => Next::Later(tokens.due()),
                 _ => Next::Execute(worker),
             },
         }
@@ -103,8 +110,10 @@ impl<O> Starting<O> {
         }
     }
 
-    /// Frees the tokens of workers that have done their imports. `see` returns what a process does now.
-    pub(crate) fn look_at_tokens(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
+    /// Ends the lead of the first worker in time, and frees the tokens of workers that have done their imports. `see`
+    /// returns what a process does now.
+    pub(crate) fn look_at_workers(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
+        self.lead_until = self.lead_until.filter(|until| *until > now);
         if let Some(tokens) = &mut self.tokens {
             tokens.look(now, see);
         }
@@ -134,6 +143,9 @@ impl<O> Starting<O> {
     pub(crate) fn delivered(&mut self, now: Instant) -> Option<(usize, O)> {
         let order = self.orders.pop_front()?;
         let worker = self.next;
+        if worker == 0 {
+            self.lead_until = Some(now + LEAD);
+        }
         self.next += 1;
         self.order_due = self.has_orders().then(|| now + FORK_PATIENCE);
         Some((worker, order))

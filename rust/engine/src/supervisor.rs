@@ -252,14 +252,14 @@ impl Supervisor {
         match self.next_start() {
             Next::Execute(_) => true,
             Next::Order { .. } => self.job.as_ref().is_some_and(|job| !job.starting().has_orders()),
-            Next::Nothing | Next::Token(_) => false,
+            Next::Nothing | Next::Later(_) => false,
         }
     }
 
-    /// When to look at the holders of import tokens, if a worker waits for a token.
-    fn tokens_due(&self) -> Option<Instant> {
+    /// When to look at the workers that run, if the next one waits for that.
+    fn starts_due(&self) -> Option<Instant> {
         match self.next_start() {
-            Next::Token(due) => Some(due),
+            Next::Later(due) => Some(due),
             _ => None,
         }
     }
@@ -276,7 +276,7 @@ impl Supervisor {
             job.and_then(|job| job.group().next_tick()),
             job.and_then(|job| job.starting().order_due()),
             job.and_then(|job| job.deaths().due()),
-            self.tokens_due(),
+            self.starts_due(),
             self.orphans_due,
             self.imports_due(),
             polling
@@ -300,10 +300,10 @@ impl Supervisor {
         if self.imports_due().is_some_and(|due| due <= now) {
             self.look_at_imports(now);
         }
-        if self.tokens_due().is_some_and(|due| due <= now)
+        if self.starts_due().is_some_and(|due| due <= now)
             && let Some(job) = &mut self.job
         {
-            job.starting_mut().look_at_tokens(now, procfs::activity);
+            job.starting_mut().look_at_workers(now, procfs::activity);
         }
         let is_late = self.job.as_ref().and_then(|job| job.starting().order_due());
         if is_late.is_some_and(|due| due <= now) {

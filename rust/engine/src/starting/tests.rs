@@ -14,7 +14,7 @@ fn start_all(starting: &mut Starting<usize>, states: &[State], now: Instant) -> 
     let mut done = Vec::new();
     loop {
         match starting.next(states) {
-            Next::Nothing | Next::Token(_) => return done,
+            Next::Nothing | Next::Later(_) => return done,
             Next::Execute(worker) => {
                 starting.execute();
                 starting.executed(worker, worker as i32, now);
@@ -66,6 +66,7 @@ fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for
     let mut starting = Starting::new(vec![Some(0); ORDERS_AHEAD + 3], None);
     assert_eq!(start_all(&mut starting, &[READY], now), [("ordered", 0)]);
     assert_eq!(starting.delivered(now), Some((0, 0)));
+    starting.look_at_workers(now + LEAD, |_| None);
     assert_eq!(start_all(&mut starting, &[READY], now).len(), ORDERS_AHEAD);
     assert_eq!(starting.order_due(), Some(now + FORK_PATIENCE));
     let later = now + Duration::from_secs(1);
@@ -83,6 +84,23 @@ fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for
 }
 
 #[test]
+fn the_first_forked_worker_has_a_lead() {
+    let now = Instant::now();
+    let mut starting = Starting::new(vec![Some(0); 2], None);
+    start_all(&mut starting, &[READY], now);
+    assert_eq!(starting.next(&[READY]), Next::Nothing, "it does not run yet");
+    starting.delivered(now);
+    starting.look_at_workers(now + LEAD / 2, |_| None);
+    assert_eq!(starting.next(&[READY]), Next::Later(now + LEAD));
+    starting.look_at_workers(now + LEAD, |_| None);
+    assert_eq!(start_all(&mut starting, &[READY], now), [("ordered", 1)]);
+    let mut alone = Starting::new(vec![Some(0)], None);
+    start_all(&mut alone, &[READY], now);
+    alone.delivered(now);
+    assert_eq!(alone.next(&[READY]), Next::Nothing, "nobody wakes up for it");
+}
+
+#[test]
 fn an_executed_worker_waits_for_a_token_and_a_forked_one_does_not() {
     let now = Instant::now();
     let mut starting = Starting::new(vec![None, None, None, Some(0)], Some(2));
@@ -90,8 +108,8 @@ fn an_executed_worker_waits_for_a_token_and_a_forked_one_does_not() {
         start_all(&mut starting, &[READY], now),
         [("executed", 0), ("executed", 1)]
     );
-    assert!(matches!(starting.next(&[READY]), Next::Token(due) if due > now));
-    starting.look_at_tokens(now, |pid| {
+    assert!(matches!(starting.next(&[READY]), Next::Later(due) if due > now));
+    starting.look_at_workers(now, |pid| {
         (pid == 0).then_some(Activity {
             waits: false,
             ticks: 1,
@@ -166,7 +184,9 @@ proptest! {
             match one {
                 Happening::Turn => match starting.next(&states) {
                     Next::Nothing => {}
-                    Next::Token(_) => prop_assert_eq!(Some(importing.len()), throttle),
+                    Next::Later(_) => if starting.lead_until.take().is_none() {
+                        prop_assert_eq!(Some(importing.len()), throttle);
+                    },
                     Next::Execute(worker) => {
                         prop_assert_eq!(worker, tried);
                         prop_assert!(servers[worker].is_none_or(|server| states[server] == GONE));

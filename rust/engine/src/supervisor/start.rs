@@ -81,7 +81,7 @@ impl Supervisor {
         let mut has_ordered = false;
         for _ in 0..SPAWN_SLICE {
             match self.next_start() {
-                Next::Nothing | Next::Token(_) => break,
+                Next::Nothing | Next::Later(_) => break,
                 Next::Execute(index) => self.execute_next(index),
                 Next::Order { worker, server } => {
                     self.order_next(worker, server);
