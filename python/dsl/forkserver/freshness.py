@@ -39,7 +39,7 @@ class Snapshot:
         self._folders = {path: (mark_of(path), _names(path)) for path in _folders()}
         self._since_ns = begin_ns - _CLOCK_NS
         self._texts = {path: self._certain(path) for path in texts}
-        # `gc.freeze` keeps such a circle for ever. Workers would write to each page of the marks to free them.
+        # `gc.freeze` keeps such a circle for ever: to free it each worker would write to all of its pages.
         self._kept = self
         self.doubtful = [path for path, mark in self._files.items() if self._is_doubtful(mark)]
 
