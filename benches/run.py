@@ -119,6 +119,7 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
         "restart": lambda: forkserver_rows.restart(ours, 64, 0.4, few),
         "warm-training": lambda: warm_rows.training(ours, 15.0, few, few),
         "warm-single": lambda: warm_rows.single(ours, 5.0, few),
+        "warm-functions": lambda: warm_rows.functions(4, 0.3, 5 * few),
         "warm-64": lambda: warm_rows.starts(ours, 64, 0.35, few),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from benches.forkserver_rows import (
 from benches.measure import Row, in_turns, medians, spread, wall_s
 
 from dsl._core import warm_answer, warm_call
+from dsl.functions import warm_launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +80,21 @@ def single(programs: Programs, bar: float, repeats: int) -> Row:
     detail = f"{spread(values['python'], 1, 's')} against {spread(values['dsl'], 1000, 'ms')}"
     name = "second launch of a script that imports torch, python / dsl with a warm server"
     return Row(name, middle["python"] / middle["dsl"], "x", bar, False, detail)
+
+
+def functions(workers: int, bar: float, repeats: int) -> Row:
+    """A launch from Python of a function that returns at once, in workers that have torch, but the first."""
+    with _own_servers(), warm_launch(nproc_per_node=workers, preload="torch") as launch:
+
+        def take() -> float:
+            begin = time.monotonic()
+            launch(os.getpid)
+            return time.monotonic() - begin
+
+        take()
+        values = sorted(take() for _ in range(repeats))
+    name = f"second launch of a function in {workers} workers that import torch"
+    return Row(name, values[len(values) // 2], "s", bar, True, spread(values, 1000, "ms"))
 
 
 def starts(programs: Programs, workers: int, bar: float, repeats: int) -> Row:

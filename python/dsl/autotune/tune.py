@@ -38,7 +38,7 @@ from dsl.model.job import Notice
 from dsl.model.node import ForkServer
 from dsl.model.request import LEVELS, ElasticRequest, Request
 from dsl.plan.hosts import ActiveHosts, choose_hosts
-from dsl.plan.job import plan_job
+from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
 
 COMMAND = "dsl"
@@ -135,7 +135,7 @@ def set_up(
         whole = asked  # a CPU may have more workers than it counts slots
     lanes = count_lanes(whole.hosts, nodes, slots)
     is_here = planned.remote is None and not whole.is_remote
-    servers = _servers(request, facts) if is_here else ()
+    servers = _servers(request, planned, facts) if is_here else ()
     setup = Setup(
         user=user,
         grace_s=min(request.signals.grace_s, GRACE_S),
@@ -164,9 +164,9 @@ def set_up(
     return setup, config, (*planned.notices, *find_slips(config))
 
 
-def _servers(request: Request, facts: Facts) -> tuple[ForkServer, ...]:
+def _servers(request: Request, planned: JobPlan, facts: Facts) -> tuple[ForkServer, ...]:
     """Warm fork servers that all experiments can share; none if the workers are not forked anyway."""
-    plan = Planner(plan_job(request, facts), facts).plan(0)
+    plan = Planner(planned, facts).plan(0)
     if plan.fork_servers and request.start.method != "warm":
         start = replace(request.start, method="warm", warm_for_s=0.0)
         plan = Planner(plan_job(replace(request, start=start), facts), facts).plan(0)

@@ -199,8 +199,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         start=StartRequest(
             method=config.start_method,  # type: ignore[arg-type]  # it was checked
             preload=tuple(config.preload.split(",") if isinstance(config.preload, str) else config.preload),
-            # Modules that are named are imported for every function alike.
-            source="" if config.preload else source,
+            source=source,
             prewarm=config.prewarm,
             server_per=config.fork_server_per,  # type: ignore[arg-type]  # it was checked
             import_throttle=config.import_throttle,

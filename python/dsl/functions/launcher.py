@@ -129,7 +129,8 @@ def warm_launch(**fields: Any) -> Iterator[Callable[..., list[Any]]]:
 
     The block gets a function that is called as `launch`, with these ``fields`` as defaults. Its workers are
     forked by a warm fork server, which ends with the block, and with this process however that ends. The
-    first launch waits for the imports. Several threads may launch at once. ::
+    first launch waits for the imports. Modules to ``preload`` are found as the interpreter finds installed
+    modules, or in the working directory. Several threads may launch at once. ::
 
         with warm_launch(nproc_per_node=4, preload="torch") as launch:
             losses = [launch(train, rate) for rate in rates]
@@ -157,7 +158,9 @@ def _launch(
 ) -> dict[int, Any]:
     refuse_while_importing()
     program = _program(entrypoint, args)
-    request = to_request(config, program, source_of(entrypoint))
+    # A held server that imports named modules serves the functions of all modules.
+    source = "" if held is not None and config.preload else source_of(entrypoint)
+    request = to_request(config, program, source)
     for line in warnings_of(config, request):
         log("warning", line)
     config.run_id = request.meeting.run_id

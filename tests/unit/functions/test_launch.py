@@ -208,14 +208,14 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
         ({"start_method": "forkserver"}, StartRequest("forkserver", source="/me/code.py")),
         (
             {"start_method": "forkserver", "preload": ["a", "b.c"], "prewarm": True},
-            StartRequest("forkserver", ("a", "b.c"), prewarm=True),
+            StartRequest("forkserver", ("a", "b.c"), "/me/code.py", prewarm=True),
         ),
         (
             {"start_method": "forkserver", "fork_server_per": "numa"},
             StartRequest("forkserver", source="/me/code.py", server_per="numa"),
         ),
         ({"import_throttle": 2}, StartRequest(source="/me/code.py", import_throttle=2)),
-        ({"preload": "a,b"}, StartRequest(preload=("a", "b"))),
+        ({"preload": "a,b"}, StartRequest(preload=("a", "b"), source="/me/code.py")),
         (
             {"start_method": "warm", "warm_for_s": 5.0, "warm_memory": 1 << 30},
             StartRequest("warm", source="/me/code.py", warm_for_s=5.0, warm_memory=1 << 30),

@@ -16,7 +16,7 @@ use crate::forkserver::socket;
 use crate::poller::wait_readable;
 
 /// Version of these messages.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Calls that may wait. A server that imports takes none.
 const WAITING: i32 = 64;
 
