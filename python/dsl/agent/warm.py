@@ -51,7 +51,7 @@ class WarmCalls:
     def notices(self) -> tuple[Notice, ...]:
         """What the user has to know: a server was started, and stays."""
         wanted = [(one.warm, found) for one, found in self._calls if one.warm and not one.warm.only_if_there]
-        stay_s = [warm.stay_s for warm, found in wanted if found and found.is_new]
+        stay_s = [warm.stay_s for warm, found in wanted if found and found.is_new and warm.stay_s]
         if stay_s:
             text = (
                 f"what the workers import is kept for {stay_s[0]:g} s after the job: dsl-warm stop ends that"
