@@ -82,6 +82,17 @@ def test_a_server_that_was_ended_is_replaced(place: Place) -> None:
         assert other == place.server().pid != server
 
 
+def test_a_server_is_found_whose_imports_end_while_it_is_called(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket has another name then than a moment before."""
+    with warm_launch(preload="json") as launch:
+        first = launch(functions.parents)
+        names = [(folder, name.replace(".warm", ".new")) for folder, name in place.sockets()]
+        monkeypatch.setattr("dsl.agent.warm._servers", lambda _digest: names)
+        assert launch(functions.parents)[0][1] == first[0][1]
+
+
 def test_threads_share_a_held_server(place: Place) -> None:
     with warm_launch(preload="json") as launch, ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda _: launch(functions.parents)[0], range(8))]

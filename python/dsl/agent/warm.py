@@ -104,16 +104,15 @@ def call(
     words, key = _key_of(server, warm)
     digest = warm_digest(key)
     for folder, name in _servers(digest):
-        fd = _call(folder, name, purpose, key, warm)
-        if fd is not None:
-            return WarmCall(fd, is_ready=name.endswith(READY), is_new=False)
+        found = _call(folder, name, purpose, key, warm)
+        if found is not None:
+            return found
     if start_mask is None or warm.only_if_there or JOBS_VARIABLE in os.environ:
         return None
     for folder in socket_folders():
         name = f"{digest}-{os.urandom(4).hex()}{NEW}"
         if _start(words, _environ_of(server, warm), folder, name, start_mask):
-            fd = _call(folder, name, purpose, key, warm)
-            return None if fd is None else WarmCall(fd, is_ready=False, is_new=True)
+            return _call(folder, name, purpose, key, warm, is_new=True)
     return None
 
 
@@ -161,13 +160,19 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _call(folder: str, name: str, purpose: Purpose, key: bytes, warm: Warm) -> int | None:
-    try:
-        return warm_call(folder, name, purpose, key=key, stay_s=warm.stay_s, memory=warm.memory)
-    except ConnectionRefusedError:
-        remove(folder, name)
-    except OSError:
-        pass
+def _call(
+    folder: str, name: str, purpose: Purpose, key: bytes, warm: Warm, *, is_new: bool = False
+) -> WarmCall | None:
+    # Its imports may have ended since its name was read.
+    for one in (name, name.replace(NEW, READY)) if name.endswith(NEW) else (name,):
+        try:
+            fd = warm_call(folder, one, purpose, key=key, stay_s=warm.stay_s, memory=warm.memory)
+        except ConnectionRefusedError:
+            remove(folder, one)
+        except OSError:
+            continue
+        else:
+            return WarmCall(fd, is_ready=one.endswith(READY), is_new=is_new)
     return None
 
 
