@@ -70,12 +70,16 @@ def keep(names: Sequence[str]) -> None:
     """Hold the code of these modules in memory, so that importing them later reads no file.
 
     This costs some microseconds for each module, and memory for its compiled file. If the process is not
-    claimed, or a module has no compiled file that matches its source, the module is imported now.
+    claimed, or a module has no compiled file that matches its source, the module is imported now. A module
+    that is gone or replaced already is left out.
     """
     finder = next((one for one in _claimed if isinstance(one, _Finder)), None)
     for name in names:
         if name not in sys.modules and (finder is None or not finder.keep(name)):
-            __import__(name)
+            try:
+                __import__(name)
+            except Exception:  # noqa: BLE001, S112  it may be code of another version
+                continue
 
 
 def _finders() -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.experiment import Experiment, Resources, Result, Summary
 from dsl.autotune.search import search
 from dsl.autotune.section import read_section
@@ -25,8 +25,7 @@ def crash(reason: str = "ValueError: no") -> Result:
     return Result("crash", {}, reason, 1, 1.0)
 
 
-@record
-class Played:
+class Played(Record):
     """What a search did."""
 
     batches: tuple[tuple[Experiment, ...], ...]

@@ -10,11 +10,10 @@ import sys
 
 import pytest
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 
 
-@record
-class Point:
+class Point(Record):
     """A record for the tests."""
 
     x: int
@@ -57,8 +56,7 @@ def test_a_record_cannot_be_changed() -> None:
 
 
 def test_records_compare_and_hash_by_value_and_kind() -> None:
-    @record
-    class Other:
+    class Other(Record):
         x: int
         y: int = 2
         name: str = ""
@@ -89,7 +87,7 @@ class Below(Annotated):
 @pytest.mark.parametrize("base, named", [(Point, Point), (Slotted, Slotted), (Below, Annotated)])
 def test_fields_of_a_base_class_are_refused_instead_of_dropped(base: type, named: type) -> None:
     with pytest.raises(TypeError, match=f"Child cannot take over the fields of {named.__name__}"):
-        record(type("Child", (base,), {"__annotations__": {"z": "int"}}))
+        type("Child", (base, Record), {"__annotations__": {"z": "int"}})
 
 
 def test_a_base_class_without_fields_lends_its_methods() -> None:
@@ -99,8 +97,7 @@ def test_a_base_class_without_fields_lends_its_methods() -> None:
         def greet(self) -> str:
             return "hello"
 
-    @record
-    class Child(Greeter):
+    class Child(Greeter, Record):
         z: int = 1
 
     assert (Child(2).z, Child().greet()) == (2, "hello")
@@ -109,12 +106,12 @@ def test_a_base_class_without_fields_lends_its_methods() -> None:
 @pytest.mark.parametrize("default", [[], {}, set(), bytearray(), ([],)], ids=repr)
 def test_a_default_that_can_change_is_refused(default: object) -> None:
     with pytest.raises(TypeError, match=r"Child\.z has a default that can change"):
-        record(type("Child", (), {"__annotations__": {"y": "int", "z": "object"}, "y": 1, "z": default}))
+        type("Child", (Record,), {"__annotations__": {"y": "int", "z": "object"}, "y": 1, "z": default})
 
 
 @pytest.mark.parametrize("default", [(), frozenset(), None, b"", Point(1), len], ids=repr)
 def test_a_default_that_cannot_change_is_taken(default: object) -> None:
-    made: type = record(type("Child", (), {"__annotations__": {"z": "object"}, "z": default}))
+    made = type("Child", (Record,), {"__annotations__": {"z": "object"}, "z": default})
     assert made().z is default
 
 

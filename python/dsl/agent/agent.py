@@ -105,6 +105,7 @@ LATE_MODULES = (
     "dsl.evidence.excerpt",
     "dsl.evidence.error_files",
     "dsl.evidence.reports",
+    "dsl.report.verdict",
     "dsl.report.summary",
     "dsl.model.nodes",
     "dsl.model.progress",
@@ -115,6 +116,10 @@ LONGEST_POLL_MS = (1 << 31) - 1
 
 WAITS = ("pause", "meet", "finish", "doubt", "leave")
 """Decisions after which the agent waits for a time or for other nodes."""
+
+SETTLE_S = 0.005
+"""What only a job needs that lasts is made when its workers have run for this time: a Python that is executed
+has not reached its script by then."""
 
 SILENCE_S = 1.0
 """A running group reports a stop at once; without a report in this time, no group runs."""
@@ -157,6 +162,8 @@ class Agent:
         """Watches the job for hangs; None: the user does not want that, or another agent does."""
         self._stop: Decision | None = None
         """What follows when the look is over; None: nothing."""
+        self._is_settled = False
+        """Whether what only a job needs that lasts is made."""
         self._decide = policy
         self._routine = routine or records
         self._metrics: Metrics | None = None
@@ -193,7 +200,7 @@ class Agent:
             self._tell(OutputCut(early + late, signum))
             if outcome.code == 0 and signum is not None:
                 outcome = replace(outcome, code=128 + signum)
-        if self._command_pid:
+        if self._command_pid and self._is_settled:
             supervisor.unlisten()
         if self._watcher is not None:
             self._watcher.close()
@@ -214,16 +221,12 @@ class Agent:
         )
 
     def _run(self, supervisor: Supervisor) -> Outcome:
-        self._start(supervisor)
-        _take_along()
         self._started_ns = time.time_ns()
-        if self._command_pid:
-            self._let_look(supervisor)
-            self._watch_for_hangs(supervisor)
-            self._show_metrics(supervisor)
+        self._start(supervisor)
         while True:
             decision = self._attend(supervisor)
             if decision.kind in WAITS:
+                self._settle(supervisor)
                 decision = self._linger(decision, supervisor)
             history = self._history
             if decision.kind != "restart":
@@ -242,6 +245,17 @@ class Agent:
                 return self._give_up(error, supervisor)
             except Exception as error:  # noqa: BLE001  whatever it is, the last attempt has ended as it did
                 return self._give_up(DslError(f"internal error: {type(error).__name__}: {error}"), supervisor)
+
+    def _settle(self, supervisor: Supervisor) -> None:
+        """Make what only a job needs that lasts: files in memory, a socket for views, watchers."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        _own_process.keep(LATE_MODULES)
+        if self._command_pid:
+            self._let_look(supervisor)
+            self._watch_for_hangs(supervisor)
+            self._show_metrics(supervisor)
 
     def _let_look(self, supervisor: Supervisor) -> None:
         """Make the socket at which views into the job call. Without it, nobody can look."""
@@ -324,9 +338,16 @@ class Agent:
         if plan.fork_servers:
             numbers = [self._serve(one, supervisor) for one in plan.fork_servers]
             self._spec = self._spec_of(plan, numbers)
+        # Before the start, so that the engine knows whether it has to wake us for each worker.
+        self._take_in(supervisor, *self._wait(supervisor, 0.0))
         self._begin_s = time.monotonic()
         supervisor.start(self._spec)
         self._tell(AttemptStarted(self._plan))
+        if not self._is_settled:
+            settle_s = 0.0 if plan.fork_servers else SETTLE_S
+            self._take_in(supervisor, *self._wait(supervisor, settle_s))
+            if not any(isinstance(event, Ended) for event, _ in self._queue):
+                self._settle(supervisor)
 
     def _serve(self, server: ForkServer, supervisor: Supervisor) -> int:
         """The number of a fork server. Starts it, unless an earlier attempt had the same one."""
@@ -362,7 +383,7 @@ class Agent:
         from dsl.machine.prewarm import prewarm
 
         def goes_on() -> bool:
-            self._take_in(supervisor, *self._wait(supervisor, at_once=True))
+            self._take_in(supervisor, *self._wait(supervisor, 0.0))
             return not self._queue
 
         self._tell(prewarm(self._plan.workers[0].argv[0], self._plan.env, goes_on))
@@ -483,15 +504,16 @@ class Agent:
             supervisor.stop(signum=decision.signum, grace_s=decision.grace_s)
 
     def _wait(
-        self, supervisor: Supervisor, *, at_once: bool = False
+        self, supervisor: Supervisor, within_s: float | None = None
     ) -> tuple[Sequence[object], Sequence[object]]:
-        """The events of the channels, and those of the engine. ``at_once``: without waiting."""
+        """The events of the channels, and those of the engine. ``within_s``: the longest wait."""
         channels = self._channels
         if self._look is not None and self._look.is_going_on:
             channels = (*channels, self._look)
+        now_s = time.monotonic()
         due = [self._pause_s, *[one.deadline_s for one in channels]]
-        due_s = min([one for one in due if one is not None], default=None)
-        left_s = 0.0 if at_once else None if due_s is None else max(due_s - time.monotonic(), 0.0)
+        left = [within_s, *[None if one is None else max(one - now_s, 0.0) for one in due]]
+        left_s = min([one for one in left if one is not None], default=None)
         if not channels:
             return (), supervisor.wait(left_s, routine=self._routine)
         import select
@@ -501,7 +523,7 @@ class Agent:
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         # Rounded up: before the time is due there is nothing to read.
-        left_ms = None if left_s is None else min(left_s * 1000 + (not at_once), LONGEST_POLL_MS)
+        left_ms = None if left_s is None else min(left_s * 1000 + (left_s > 0), LONGEST_POLL_MS)
         ready = {fd for fd, _ in poller.poll(left_ms)}
         now_s = time.monotonic()
         events = [
@@ -551,14 +573,6 @@ def _stops_others(event: object, decision: Decision) -> bool:
     if isinstance(event, Exited):
         return event.exit.status != 0 and not event.exit.caused_by_stop and decision.kind == "go_on"
     return decision.kind == "stop" and bool(decision.why)
-
-
-def _take_along() -> None:
-    """While the workers start, hold the code of the modules that a failure would need."""
-    try:
-        _own_process.keep(LATE_MODULES)
-    except Exception:  # noqa: BLE001  it is gone already: the report will say less, and why
-        return
 
 
 def stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:

@@ -182,6 +182,9 @@ class Head(Hooks):
         """Remove what was made for the programs."""
         self._starters.finish()
 
+    def tidy(self) -> None:
+        """There is nothing to remove."""
+
     def membership(self) -> Membership:
         """All hosts."""
         return Membership(len(self.job.hosts))

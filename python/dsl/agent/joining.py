@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl import __version__
-from dsl._record import record
+from dsl._record import Record
 from dsl.control.messages import Hello
 from dsl.errors import OptionError
 from dsl.lists import MOST_SECONDS, parse_seconds, quote, with_port
@@ -36,8 +36,7 @@ VARIABLES = "PET_"
 """Prefix of the variables that are defaults of options."""
 
 
-@record
-class Joining:
+class Joining(Record):
     """How a node takes part."""
 
     hello: Hello

@@ -20,7 +20,7 @@ import sys
 import time
 from json import load
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.codec import from_line, to_line
 from dsl.model.request import Count
 
@@ -40,8 +40,7 @@ LONGEST_ORDER = 1 << 20
 ORDERS_FD = 0
 
 
-@record
-class Answer:
+class Answer(Record):
     """What the keeper reports of a program that reaches a host."""
 
     place: Count
@@ -54,8 +53,7 @@ class Answer:
     """The program's exit code, or 128 + the signal, once the program has ended."""
 
 
-@record
-class Begin:
+class Begin(Record):
     """End the program of a host if it still runs, then start it again."""
 
     place: Count
@@ -64,8 +62,7 @@ class Begin:
     """The number of this order for the host."""
 
 
-@record
-class End:
+class End(Record):
     """End the programs of these hosts, wait a moment for the others, and end."""
 
     places: tuple[Count, ...]

@@ -54,6 +54,8 @@ class Planner:
         self.local_world_size = count_workers(job, planned.node_rank, facts)
         self.run_dir = choose_run_dir(job, planned.node_rank, facts.names)
         self._plugin = plugin or _load_plugin(job.output)
+        self._is_private = job.output.log_dir is None and job.flavour.keeps_errors
+        """The run's directory is for this user alone, and goes with the run."""
         self._timer_file = choose_timer_file(job, facts)
         self.timers: FileTimers | None = None
         """The workers' timers, once their file is made; the agent waits for them, too."""
@@ -139,7 +141,7 @@ class Planner:
 
         if plan.log_dir is not None and make_log_dir(plan.log_dir):
             self._made_log_dir = plan.log_dir
-        is_private = self.job.output.log_dir is None and self.job.flavour.keeps_errors
+        is_private = self._is_private
         if self._shares_dirs:
             make_run_dirs(plan.run_dirs, are_shared=True)
         elif plan.attempt and self.run_dir is not None and plan.run_dirs:
@@ -173,7 +175,6 @@ class Planner:
             return
         from dsl.output.folders import (
             let_go_run_dir,
-            remove_dead_runs,
             remove_log_dir,
             remove_run_dir,
             unlink_latest,
@@ -184,8 +185,15 @@ class Planner:
             unlink_latest(self.run_dir, self._latest)
         if self._made_log_dir is not None:
             remove_log_dir(self._made_log_dir)
-        if let_go_run_dir(self.run_dir):
-            remove_dead_runs(self._facts.names.temp_dir, (CALL_FILE, WORKER_FILE, RESULT_FILE))
+        let_go_run_dir(self.run_dir)
+
+    def tidy(self) -> None:
+        """Remove what killed runs have left, if this run has such a directory, too."""
+        if self.run_dir is None or not self._is_private:
+            return
+        from dsl.output.folders import remove_dead_runs
+
+        remove_dead_runs(self._facts.names.temp_dir, (CALL_FILE, WORKER_FILE, RESULT_FILE))
 
 
 def _load_plugin(output: OutputRequest) -> LogsPlugin | None:

@@ -88,6 +88,9 @@ class _Once:
     def finish(self, *, succeeded: bool) -> None:
         pass
 
+    def tidy(self) -> None:
+        pass
+
 
 def run_rounds(plans: Sequence[NodePlan]) -> int:
     """Run the rounds one after another; return the exit code of the first one that failed, or 0."""

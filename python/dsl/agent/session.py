@@ -11,14 +11,13 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 
-from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
+from dsl import BindingError, EngineError, Guard, SpecError, Supervisor, _own_process
 from dsl.agent.agent import Agent, stop_group
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.machine.this_process import remove_sockets, use_null
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
-from dsl.report.verdict import survivor
 from dsl.signals import ENDING, signal_name
 
 TYPE_CHECKING = False
@@ -48,6 +47,9 @@ if TYPE_CHECKING:
 
         def finish(self, *, succeeded: bool) -> None:
             """Remove the files that were made for the job."""
+
+        def tidy(self) -> None:
+            """Remove what earlier jobs have left. Called at a time when nobody waits for that."""
 
     CrewMaker: TypeAlias = Callable[[NodePlan], "Crew"]
     Launch: TypeAlias = Callable[[Plans, CrewMaker, Notices], "Session"]
@@ -209,6 +211,7 @@ class Session:
             if calls is not None:
                 calls.close()
             self._source.finish(succeeded=succeeded)
+            self._source.tidy()
         return result
 
     def _plan(self) -> NodePlan | None:
@@ -316,6 +319,8 @@ class Session:
         if calls is not None:
             calls.close()
         hooks.stay()
+        self._source.tidy()
+        _own_process.keep(("dsl.report.verdict",))  # the package may be gone by the time that it is needed
         outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
         try:
             if outcome.agent_signal is not None:
@@ -478,8 +483,11 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
         say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
     # An agent that ended with a verdict has reported the survivors.
     is_told = outcome.agent_signal is None and outcome.code not in (0, INTERNAL_ERROR)
-    for one in () if is_told else outcome.survivors:
-        say(plan.command, survivor(*one))
+    if outcome.survivors and not is_told:
+        from dsl.report.verdict import survivor
+
+        for one in outcome.survivors:
+            say(plan.command, survivor(*one))
 
 
 def die_of_interrupt() -> None:

@@ -11,7 +11,7 @@ import socket
 import time
 
 from dsl import Exited, Output, Started
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.agent.keeper import LONGEST_LINE, Answer, Begin, End, LineCutter
 from dsl.control.hub import KEY_BYTES
 from dsl.errors import JobFormatError, LauncherError
@@ -55,16 +55,14 @@ RETRY_S = 0.05
 STDERR = 2
 
 
-@record
-class KeyTold:
+class KeyTold(Record):
     """An agent has told the key with which it will connect."""
 
     place: int
     key: bytes
 
 
-@record
-class Missing:
+class Missing(Record):
     """Agents that have not come so far will not come."""
 
     places: tuple[int, ...]
@@ -75,8 +73,7 @@ class Missing:
     """What the program has said, if that is more than fits into the reason."""
 
 
-@record
-class Killed:
+class Killed(Record):
     """The program that reaches all hosts was killed. Processes that it leaves behind may end the agents."""
 
     why: str

@@ -6,7 +6,7 @@ import os
 import time
 
 from dsl._core import vitals
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.observation import Look, NodeStatus, RankStatus
 from dsl.printable import printable
 
@@ -31,8 +31,7 @@ LONGEST_LOG = 500
 MASK = "CUDA_VISIBLE_DEVICES"
 
 
-@record
-class State:
+class State(Record):
     """Where the job of an agent stands."""
 
     plan: NodePlan

@@ -16,7 +16,7 @@ from json import loads
 from math import isfinite
 
 from dsl import Stopping
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import DslError
 from dsl.model.outcome import TimerExpired
 
@@ -32,8 +32,7 @@ MAX_GENERATIONS = 64
 """How many ancestors of a process we follow."""
 
 
-@record
-class _Timer:
+class _Timer(Record):
     deadline_s: float
     """`time.monotonic` when the timer expires: setting the clock does not move it."""
     signum: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from dsl._core import warm_answer, warm_call, warm_digest, warm_key, warm_listen
-from dsl._record import record
+from dsl._record import Record
 from dsl.forkserver.server_command import MARK, NEW, READY, words_of
 from dsl.machine.this_process import socket_folders
 from dsl.model.job import Notice
@@ -29,8 +29,7 @@ JOBS_VARIABLE = "DSL_JOB_ID"
 """Names the jobs that this process belongs to."""
 
 
-@record
-class WarmCall:
+class WarmCall(Record):
     """A connection with a warm server."""
 
     fd: int

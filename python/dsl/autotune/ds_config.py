@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from json import dumps, loads
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.section import AUTOTUNING, Section
 from dsl.errors import AutotuningError
 from dsl.lists import parse_number, quote, shorten, show
@@ -30,8 +30,7 @@ MOST_NESTED = 100
 _OPTIONS = (("--deepspeed_config", True), ("--deepspeed", True), ("--config", False))
 
 
-@record
-class ConfigWord:
+class ConfigWord(Record):
     """Where the path of the config is among the words of the script."""
 
     option: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from json import loads
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.experiment import Outcome, Result
 from dsl.autotune.section import is_number
 from dsl.lists import shorten
@@ -31,8 +31,7 @@ MOST = 1e308
 """Numbers beyond it, and NaN, cannot be compared."""
 
 
-@record
-class Ending:
+class Ending(Record):
     """How the job of an experiment ended, and what it left."""
 
     exit_code: int

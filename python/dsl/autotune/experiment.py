@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from dsl._record import record
+from dsl._record import Record
 
 Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
 
@@ -16,8 +16,7 @@ GRACE_S = 3.0
 """Most seconds that workers get after SIGTERM: an experiment that we end has nothing to save."""
 
 
-@record
-class Experiment:
+class Experiment(Record):
     """One run of the script with one config."""
 
     name: str
@@ -33,8 +32,7 @@ class Experiment:
     """0 for the first run of a config; a repeat measures the same config once more."""
 
 
-@record
-class Result:
+class Result(Record):
     """How an experiment went."""
 
     outcome: Outcome
@@ -49,8 +47,7 @@ class Result:
     """From start to end, in seconds; for a result from an earlier tuning, the time that it took then."""
 
 
-@record
-class Resources:
+class Resources(Record):
     """What an experiment gets, and how many experiments there is room for."""
 
     nodes: int
@@ -63,8 +60,7 @@ class Resources:
     """Memory of the smallest device; None: unknown, or it has no memory of its own."""
 
 
-@record
-class Trial:
+class Trial(Record):
     """An experiment that was run, with its value for the search."""
 
     experiment: Experiment
@@ -75,8 +71,7 @@ class Trial:
     """The metric that is tuned, in its own unit; None unless ``ok``."""
 
 
-@record
-class Space:
+class Space(Record):
     """What is known about a tuning space. A config counts once, however often it is used or repeated."""
 
     name: str
@@ -89,8 +84,7 @@ class Space:
     """Mean of the metric over all runs of that config."""
 
 
-@record
-class Tie:
+class Tie(Record):
     """A config that cannot be distinguished from the best one.
 
     The values of its runs and those of the best overlap, or are no further apart than the section's ``near``.
@@ -106,8 +100,7 @@ class Tie:
     """Number of its runs."""
 
 
-@record
-class Summary:
+class Summary(Record):
     """What a search has found."""
 
     metric: str
@@ -135,8 +128,7 @@ class Summary:
         return tuple([one for one in self.trials if one.experiment.kind == "run"])
 
 
-@record
-class Order:
+class Order(Record):
     """One experiment to run."""
 
     name: str

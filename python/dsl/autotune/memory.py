@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.ds_config import ZERO
 from dsl.autotune.section import MOST_BYTES, is_number
 
@@ -17,8 +17,7 @@ _ADAM = 2
 _OFF_DEVICE = ("cpu", "nvme")
 
 
-@record
-class Model:
+class Model(Record):
     """What is known about a model."""
 
     params: float

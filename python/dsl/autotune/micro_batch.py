@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
 from dsl.autotune.experiment import Experiment
 from dsl.autotune.results import Entry, Results, Steps, why_not
@@ -22,8 +22,7 @@ MARKED = 0.05
 """The search goes on in a direction only if a micro batch is better by this share."""
 
 
-@record
-class Batches:
+class Batches(Record):
     """How large batches may be. Sizes are in samples."""
 
     workers: int
@@ -58,8 +57,7 @@ class Batches:
         return max(largest * self.accumulation // self.mp_size, largest, self.least_of_step)
 
 
-@record
-class Found:
+class Found(Record):
     """The micro batches that were found for a stage."""
 
     largest: int
@@ -70,8 +68,7 @@ class Found:
     """Samples of one worker in a step."""
 
 
-@record
-class NotFound:
+class NotFound(Record):
     """A stage that does not run even with the smallest micro batch."""
 
     reason: str

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeGuard
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, MOST_SECONDS, parse_size, show
 from dsl.model.job import Notice
@@ -37,8 +37,7 @@ TUNERS = ("gridsearch", "random", "model_based")
 """Values of ``tuner_type``."""
 
 
-@record
-class Section:
+class Section(Record):
     """The values of a section. ``enabled`` is ignored: the option ``--autotuning`` enables tuning."""
 
     fast: bool = True

@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.machinery import PathFinder
 
 from dsl._own_process import START
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.ds_config import ConfigWord
 from dsl.autotune.experiment import Resources
 from dsl.autotune.section import Section
@@ -20,8 +20,7 @@ START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
 """Python code of the command ``dsl``."""
 
 
-@record
-class SlotGroup:
+class SlotGroup(Record):
     """The slots of one experiment."""
 
     hosts: tuple[Host, ...]
@@ -83,8 +82,7 @@ OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
 """Options of the training that an experiment does not use, or sets in its own way."""
 
 
-@record
-class UserWords:
+class UserWords(Record):
     """The options of the user as words of a command line."""
 
     words: tuple[tuple[str, str], ...]
@@ -99,8 +97,7 @@ class UserWords:
         return tuple([word for name, word in self.words if name not in names])
 
 
-@record
-class Setup:
+class Setup(Record):
     """What all experiments of a tuning have in common."""
 
     user: UserWords

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
 from dsl.autotune.names import dotted_name, full_name
 from dsl.autotune.section import AUTOTUNING
@@ -70,8 +70,7 @@ _THREE: dict[str, object] = {
 _TEMPLATES: dict[int, dict[str, object]] = {1: _ONE, 2: _TWO, 3: _THREE}
 
 
-@record
-class Point:
+class Point(Record):
     """A config of a space."""
 
     name: str
@@ -82,8 +81,7 @@ class Point:
     """For each axis of the space, the index of the value that this config has."""
 
 
-@record
-class Axis:
+class Axis(Record):
     """A key that is tuned."""
 
     key: str
@@ -92,8 +90,7 @@ class Axis:
     """At least two, all different."""
 
 
-@record
-class Grid:
+class Grid(Record):
     """A space with all its points."""
 
     name: str

@@ -21,7 +21,7 @@ from typing import Any
 
 from dsl import Ended, EngineError, Exited, LaunchSpec, Started, Stdio, Supervisor, WorkerSpec
 from dsl._own_process import START
-from dsl._record import record
+from dsl._record import Record
 from dsl.autotune.experiment import GRACE_S, Order
 
 MARGIN_S = 1.0
@@ -38,8 +38,7 @@ START_EXPERIMENT = (
 """Python code of an experiment. The first word behind it is the file for the facts of its end."""
 
 
-@record
-class Done:
+class Done(Record):
     """How an experiment ended."""
 
     order: Order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.lists import format_ranges
 
 TYPE_CHECKING = False
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     Core = tuple[int, ...]
 
 
-@record
-class Binding:
+class Binding(Record):
     """CPUs and memory of one worker."""
 
     cpus: tuple[int, ...]

@@ -7,7 +7,7 @@ threads a worker should start.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.binding.cores import Binding, allowed_cores, describe_all, memory_policy
 from dsl.errors import OptionError, PlacementError
 from dsl.lists import THREADS_VARIABLE
@@ -27,8 +27,7 @@ AFFINITY_VARIABLE = "KMP_AFFINITY"
 """Tells OpenMP where its threads run, and so undoes a binding."""
 
 
-@record
-class NodeGroup:
+class NodeGroup(Record):
     """The workers of a node that are to be placed."""
 
     count: int
@@ -49,8 +48,7 @@ class NodeGroup:
     """Whether a message tells how many cores each worker gets."""
 
 
-@record
-class Placement:
+class Placement(Record):
     """What each worker of the node gets, by local rank."""
 
     bindings: tuple[Binding, ...] = ()

@@ -6,7 +6,7 @@ so it needs only records. `dsl.cli.reader` and `dsl.cli.parser` read it.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.lists import MOST_DIGITS, MOST_SECONDS, parse_integer, parse_seconds, parse_size, quote
 from dsl.model.request import (
     DEFAULT_DEBUG_ADDRESS,
@@ -40,8 +40,7 @@ class BadValueError(Exception):
     """A value is refused; the message says what is expected."""
 
 
-@record
-class Option:
+class Option(Record):
     """One option of a command line."""
 
     origin: Origin
@@ -88,8 +87,7 @@ class Option:
         return value
 
 
-@record
-class CommandLine:
+class CommandLine(Record):
     """What one command understands: ``OPTIONS SCRIPT ARGUMENTS``."""
 
     program: str
@@ -173,7 +171,10 @@ def switch(text: str) -> bool:
 def flag(origin: Origin, names: str, text: str, *, is_slip: bool = False) -> Option:
     """An option without a value. ``names``: spellings, between blanks. ``text``: its line of the help."""
     words = _spellings(names)
-    return Option(origin, words, _dest(words), "", text, True, False, switch, None, (), "", is_slip)
+    # By position, which is faster: a launch makes dozens of options.
+    return Option(
+        origin, words, _dest(words), "", text, True, False, switch, None, (), "", is_slip, None, False
+    )
 
 
 def value(
@@ -193,7 +194,6 @@ def value(
 ) -> Option:
     """An option with a value. ``names``: spellings, separated by blanks. ``text``: its line of the help."""
     words = _spellings(names)
-    # By position, which is faster: a launch makes dozens of options.
     return Option(
         origin, words, _dest(words), metavar, text, False, default, read, choices, own_names, given, is_slip,
         bare, is_text,

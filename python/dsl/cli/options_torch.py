@@ -129,6 +129,8 @@ COMMAND_LINE = CommandLine(
 
 def command_line(program: str = COMMAND_LINE.program, local_rank_arg: str = "none") -> CommandLine:
     """The command line under this name, with this default of ``--local-rank-arg``."""
+    if (program, local_rank_arg) == (COMMAND_LINE.program, "none"):
+        return COMMAND_LINE
 
     def with_default(option: Option) -> Option:
         return replace(option, default=local_rank_arg) if option.dest == "local_rank_arg" else option

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.model.judgement import MOST_STACKS, Judgement
 from dsl.model.observation import NodeStacks
 from dsl.model.outcome import HANG_CODE, REQUEUE_CODE, SIGNAL_CODES
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 FAILURE = 1
 
 
-@record
-class Judged:
+class Judged(Record):
     """A member as the judge sees it."""
 
     name: str
@@ -27,8 +26,7 @@ class Judged:
     """Its host: members with the same number have one clock."""
 
 
-@record
-class Context:
+class Context(Record):
     """What the conductor knows about the end besides the reports."""
 
     command: str = "dsl"

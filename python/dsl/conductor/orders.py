@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,52 +11,45 @@ if TYPE_CHECKING:
     from dsl.model.request import Level
 
 
-@record
-class Send:
+class Send(Record):
     """Send a message to a member."""
 
     place: int
     message: object
 
 
-@record
-class Speak:
+class Speak(Record):
     """Tell the user something."""
 
     notice: Notice
 
 
-@record
-class Show:
+class Show(Record):
     """Write lines to the user's stdout."""
 
     text: str
 
 
-@record
-class Explain:
+class Explain(Record):
     """Tell the user in one line why an attempt has ended."""
 
     judgement: Judgement
     level: Level
 
 
-@record
-class Dismiss:
+class Dismiss(Record):
     """End the programs that reach the members: they get ``within_s`` to end by themselves."""
 
     within_s: float
 
 
-@record
-class Reach:
+class Reach(Record):
     """Start the program that reaches a member again. If an earlier one still runs, end it first."""
 
     place: int
 
 
-@record
-class Drop:
+class Drop(Record):
     """End the connection to a member."""
 
     place: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.control.checks import version_problem
 from dsl.lists import quote
 
@@ -19,8 +19,7 @@ FIRST_MEETING_S = 600.0
 """How long members that come by themselves are waited for, as by torch's static rendezvous."""
 
 
-@record
-class Seat:
+class Seat(Record):
     """What is known of a member before it comes. The index of a seat is the place of its member."""
 
     node_rank: int
@@ -33,8 +32,7 @@ class Seat:
     """The one local rank that it starts; None: all ranks of the node."""
 
 
-@record
-class Terms:
+class Terms(Record):
     """How the members of a job take part."""
 
     job: Job

@@ -6,7 +6,7 @@ compares what the hosts have reported.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.lists import format_ranges
 from dsl.model.job import Job, Meeting, Notice
 
@@ -39,8 +39,7 @@ def slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
     return f"{lacking} {verb} not exist, there {'are' if count > 1 else 'is'} {here}: correct the hostfile"
 
 
-@record
-class MasterAddress:
+class MasterAddress(Record):
     """What a host knows about the address that the user has named for rank 0."""
 
     address: str

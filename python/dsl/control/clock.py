@@ -8,7 +8,7 @@ unequal the two trips are (RFC 5905, section 8). Clocks drift apart, so an older
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 
 DRIFT_PER_MILLION = 1000
 """Two steered clocks drift apart by at most this: each clock is slewed by at most 500 (adjtimex)."""
@@ -20,8 +20,7 @@ KEPT = 8
 """Samples to choose from."""
 
 
-@record
-class Clock:
+class Clock(Record):
     """What is known about the clock of another machine."""
 
     offset_ns: int
@@ -30,8 +29,7 @@ class Clock:
     """The offset is wrong by no more than this."""
 
 
-@record
-class Sample:
+class Sample(Record):
     """The measurement of one heartbeat."""
 
     at_ns: int

@@ -5,7 +5,7 @@ The bytes of a message are those of `dsl.model.codec`, so no message that arrive
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.health import Health, Target, Way
 from dsl.model.job import Job, Meeting, Notice
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 StreamKind: TypeAlias = "Literal['terminal', 'null', 'other']"
 
 
-@record
-class Assignment:
+class Assignment(Record):
     """head to agent, once: the whole job, and the agent's part of it."""
 
     version: str
@@ -57,8 +56,7 @@ class Assignment:
     """The head records what happens: the agent sends a `Recorded` of each event."""
 
 
-@record
-class Hello:
+class Hello(Record):
     """agent to head, first: who it is. Over ssh's stream it comes before the `Assignment`."""
 
     version: Shown
@@ -85,8 +83,7 @@ class Hello:
     """Of a member that comes by itself: name of its job."""
 
 
-@record
-class Checked:
+class Checked(Record):
     """agent to head, after the `Assignment`: problems and facts of its host."""
 
     problems: tuple[str, ...] = ()
@@ -105,30 +102,26 @@ class Checked:
     """What ``--doctor`` wants to know of the host; None: it has not asked."""
 
 
-@record
-class TryWays:
+class TryWays(Record):
     """head to agent, for ``--doctor``: try the ways to other hosts."""
 
     targets: tuple[Target, ...]
 
 
-@record
-class WaysTried:
+class WaysTried(Record):
     """agent to head: what came of it."""
 
     ways: tuple[Way, ...]
 
 
-@record
-class Running:
+class Running(Record):
     """agent to head: the workers of an attempt are being started."""
 
     attempt: Count
     pids: tuple[Count, ...] = ()
 
 
-@record
-class Failing:
+class Failing(Record):
     """agent to head, at once: a worker has failed by itself. The `Report` follows when its node has ended."""
 
     attempt: Count
@@ -139,8 +132,7 @@ class Failing:
     """CLOCK_REALTIME of that host when the death was noticed."""
 
 
-@record
-class Moved:
+class Moved(Record):
     """head to agent that has come by itself, the only answer: hang up, and come to another port."""
 
     port: Port
@@ -149,23 +141,20 @@ class Moved:
     """Name of the head's machine."""
 
 
-@record
-class Said:
+class Said(Record):
     """Either way: something the user should read."""
 
     notice: Notice
 
 
-@record
-class Recorded:
+class Recorded(Record):
     """agent to head: a line of ``--events`` about the agent's host."""
 
     line: str
     """JSON (docs/events.md)."""
 
 
-@record
-class Refused:
+class Refused(Record):
     """agent to head: the agent cannot start its part. head to agent: the agent is not wanted."""
 
     text: str
@@ -174,15 +163,13 @@ class Refused:
     """Exit code for the command."""
 
 
-@record
-class Bye:
+class Bye(Record):
     """agent to head, last: all of its output is sent, and it ends."""
 
     code: Code
 
 
-@record
-class Stop:
+class Stop(Record):
     """head to agent: stop the workers."""
 
     signum: Signal
@@ -195,23 +182,20 @@ class Stop:
     """The reason, for the record of the agent."""
 
 
-@record
-class Forward:
+class Forward(Record):
     """head to agent: pass a signal on to the workers."""
 
     signum: Signal
 
 
-@record
-class Over:
+class Over(Record):
     """head to agent: no attempt follows. Send what is left, say `Bye` and end."""
 
     judgement: Judgement | None = None
     """How the job has ended, for members that tell their own user; None: well, or the head tells the user."""
 
 
-@record
-class Lost:
+class Lost(Record):
     """Made by a link, never sent: the other side is gone, and no other message follows."""
 
     reason: str

@@ -5,15 +5,14 @@ DeepSpeed's classes of accelerators have the same facts.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@record
-class Accelerator:
+class Accelerator(Record):
     """One kind of device."""
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.devices.masks import read_entries
 from dsl.machine.kernel_files import has_nvidia_driver
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 NONE: Use = (-1, 0)
 
 
-@record
-class Gpu:
+class Gpu(Record):
     """A GPU at this moment."""
 
     uuid: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.masks import (
     GRAMMARS,
@@ -46,8 +46,7 @@ CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
 
 
-@record
-class LocatedDevice:
+class LocatedDevice(Record):
     """A device, and its name in its runtime's variable; empty: the variable knows only its position."""
 
     device: WorkerDevice

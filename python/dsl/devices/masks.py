@@ -14,7 +14,7 @@ None of them takes ranges: CUDA reads ``0-3`` as 0. (``ASCEND_VISIBLE_DEVICES`` 
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import FilterError
 from dsl.lists import BEYOND, parse_range, quote
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 
-@record
-class Grammar:
+class Grammar(Record):
     """How a runtime reads its variable. An entry that it cannot read ends the list, except with ``skips``."""
 
     prefixes: tuple[str, ...] = ()

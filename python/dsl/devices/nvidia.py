@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.devices.masks import read_entries, resolve
 from dsl.machine.kernel_files import (
     has_nvidia_driver,
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     """Opens NVML: `dsl.devices.nvml.Nvml`, or a recording."""
 
 
-@record
-class MigInstance:
+class MigInstance(Record):
     """A compute instance of a divided GPU."""
 
     uuid: str
@@ -48,8 +47,7 @@ class MigInstance:
     """Its slice, such as ``1g.10gb``; empty if the driver does not say."""
 
 
-@record
-class Device:
+class Device(Record):
     """A GPU. Facts that the driver does not tell are empty or None."""
 
     address: str
@@ -65,8 +63,7 @@ class Device:
     """Free memory when we asked; of a divided GPU as a whole."""
 
 
-@record
-class Survey:
+class Survey(Record):
     """The devices found."""
 
     devices: tuple[Device, ...] = ()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.locations import gaudi_folders, read_devices
 from dsl.devices.masks import GRAMMARS, count_visible, resolve_rocm
@@ -69,8 +69,7 @@ def _numbered(folder: str, prefix: str) -> Counter:
     return lambda root: len(numbered(os.path.join(root, folder), prefix))
 
 
-@record
-class Counting:
+class Counting(Record):
     """How one accelerator is found and counted."""
 
     files: Counter

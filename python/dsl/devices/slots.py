@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.devices.accelerators import ACCELERATORS, are_hidden, ends_list
 from dsl.errors import AcceleratorError, FilterError, NoDevicesError
 from dsl.lists import BEYOND, MOST_WORKERS, parse_integer, parse_number, quote, shorten
-from dsl.resources.filters import check_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from dsl.machine.cpus import Cpus, NumaNode
 
 
-@record
-class Devices:
+class Devices(Record):
     """What this node offers."""
 
     accelerator: str
@@ -57,6 +55,8 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
         # A number too large for any machine is refused like any other slot that this machine lacks.
         numbers = [parse_number(entry) for entry in shown]
         slots = list(dict.fromkeys([BEYOND if number is None else number for number in numbers]))
+        from dsl.resources.filters import check_slots
+
         try:
             check_slots("localhost", slots, {"localhost": devices.slots})
         except FilterError as error:

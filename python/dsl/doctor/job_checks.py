@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.control.checks import compare, skew_notice
 from dsl.control.clock import Clock
 from dsl.control.messages import Checked
@@ -37,8 +37,7 @@ MAY_DIFFER = ("_IFNAME", "_HCA", "_ADAPTER", "_DEBUG_FILE", "_NET_DEVICES", "_DE
 """Ends of variables that name what one host has."""
 
 
-@record
-class Examined:
+class Examined(Record):
     """What is known of one host."""
 
     name: str

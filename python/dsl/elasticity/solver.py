@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from math import isqrt, lcm
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import ElasticityConfigError, ElasticityError, ElasticityIncompatibleWorldSize
 
 TYPE_CHECKING = False
@@ -30,8 +30,7 @@ HIGHLY_COMPOSITE = (
 """Numbers with more divisors than any smaller number (OEIS A002182), up to the last one in DeepSpeed."""
 
 
-@record
-class Solution:
+class Solution(Record):
     """A batch size and the world sizes that it serves."""
 
     batch_size: int

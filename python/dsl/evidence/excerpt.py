@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.evidence.crashes import find_crashes
 from dsl.evidence.findings import AFTERMATH, Finding, fold
 from dsl.evidence.tracebacks import MAX_EXCEPTION, find_tracebacks
@@ -30,8 +30,7 @@ _COMPLAINT = re.compile(
 )
 
 
-@record
-class Excerpt:
+class Excerpt(Record):
     """What the output tells: None and no lines if the worker wrote nothing.
 
     ``exception`` is the last line of the last traceback (``ValueError: bad batch``), or the message of a

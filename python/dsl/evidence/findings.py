@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dsl._record import record
+from dsl._record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ AFTERMATH = re.compile(
 )
 
 
-@record
-class Finding:
+class Finding(Record):
     """One error found in the text: the lines it takes, and what it says."""
 
     start: int

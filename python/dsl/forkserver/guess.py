@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ _CHANGES = {
 }
 
 
-@record
-class Import:
+class Import(Record):
     """One import statement, for one module."""
 
     module: str

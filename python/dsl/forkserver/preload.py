@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.forkserver import guess
 
 TYPE_CHECKING = False
@@ -175,8 +175,7 @@ def _is_there(name: str) -> bool:
     return module is not None and last in vars(module)
 
 
-@record
-class _Text:
+class _Text(Record):
     """A source file to read."""
 
     path: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.node import NodePlan, Route, WorkerPlan
 
 TYPE_CHECKING = False
@@ -23,8 +23,7 @@ FIRST_PLACE = "--first-place"
 """Option with the place of the first host that the agent's launcher knows."""
 
 
-@record
-class Agents:
+class Agents(Record):
     """What a launcher has to start."""
 
     words: tuple[str, ...]
@@ -45,8 +44,7 @@ class Agents:
     """The launching host has CUDA devices, for which MVAPICH2 needs a setting."""
 
 
-@record
-class Start:
+class Start(Record):
     """A command to start on the launching host."""
 
     argv: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.launchers.agent_command import HOST_FILE, agent_command, host_names, tasks_of
 from dsl.launchers.base import Agents, Start
 
@@ -29,8 +29,7 @@ CUDA_SETTING = ("MV2_USE_CUDA", "1")
 RANK = "${PMI_RANK:-$PMIX_RANK}"
 
 
-@record
-class _Ranks:
+class _Ranks(Record):
     """The tasks of a job, as arguments for Hydra."""
 
     total: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.machine.kernel_files import read_fact
 
 TYPE_CHECKING = False
@@ -15,8 +15,7 @@ NO_LIMIT = 1 << 60
 """Version 1 writes a number like this for "no limit"."""
 
 
-@record
-class Room:
+class Room(Record):
     """What is left. None: there is no limit."""
 
     memory_bytes: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import kept, record
+from dsl._record import Record, kept
 from dsl.lists import parse_range
 from dsl.machine.kernel_files import numbered, read_fact, read_fields
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 CPU_FOLDER = "sys/devices/system/cpu"
 
 
-@record
-class NumaNode:
+class NumaNode(Record):
     """A NUMA node, its online CPUs (none if it has only memory), and whether workers may allocate on it."""
 
     number: int
@@ -30,8 +29,7 @@ class NumaNode:
     usable_memory: bool = True
 
 
-@record
-class Topology:
+class Topology(Record):
     """NUMA nodes, ascending by number, and the cores of the requested CPUs: a tuple of CPUs for each core."""
 
     numa_nodes: tuple[NumaNode, ...] = ()

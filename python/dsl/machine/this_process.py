@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl._record import record
+from dsl._record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     Kind = Literal["terminal", "null", "other"]
 
 
-@record
-class Console:
+class Console(Record):
     """The standard streams of the command, which the user watches."""
 
     stdout: Kind = "other"

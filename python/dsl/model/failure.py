@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 
 
-@record
-class ErrorRecord:
+class ErrorRecord(Record):
     """What a worker recorded about the exception that ended it. Texts are as written, with line ends."""
 
     message: str
@@ -21,8 +20,7 @@ class ErrorRecord:
     """The file holds a plain message, not the parts of an exception."""
 
 
-@record
-class Failure:
+class Failure(Record):
     """A worker that failed by itself."""
 
     rank: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.request import Count, Moment, Port, Shown
 
 TYPE_CHECKING = False
@@ -16,8 +16,7 @@ CpuShare: TypeAlias = "Annotated[float, 0, 999_999]"
 Pairs: TypeAlias = "tuple[tuple[Shown, Shown], ...]"
 
 
-@record
-class Symptom:
+class Symptom(Record):
     """Something that would go wrong, or cost the job dearly."""
 
     level: Verdict
@@ -28,8 +27,7 @@ class Symptom:
     """One line: what, where and how to mend it, without the name of the host."""
 
 
-@record
-class Directory:
+class Directory(Record):
     """A directory that the job writes to."""
 
     use: Shown
@@ -44,8 +42,7 @@ class Directory:
     is_writable: bool = True
 
 
-@record
-class Interface:
+class Interface(Record):
     """A network interface."""
 
     name: Shown
@@ -55,8 +52,7 @@ class Interface:
     addresses: tuple[Shown, ...]
 
 
-@record
-class Holder:
+class Holder(Record):
     """A process that has what the job needs."""
 
     pid: Count
@@ -67,8 +63,7 @@ class Holder:
     """What it holds, such as ``GPU 0 (30 GB)``; empty: it is only left over."""
 
 
-@record
-class MeetingLook:
+class MeetingLook(Record):
     """Where the nodes of a job meet that reach it by themselves, as seen from one node."""
 
     name: Shown
@@ -88,8 +83,7 @@ class MeetingLook:
     """The process that listens there, on this machine."""
 
 
-@record
-class Health:
+class Health(Record):
     """What one host has for its part of a job. A number that is None has no limit, or is unknown."""
 
     workers: Count = 1
@@ -177,8 +171,7 @@ class Health:
     """Where it waits for them; 0: nowhere."""
 
 
-@record
-class Target:
+class Target(Record):
     """A host to try the way to."""
 
     place: Count
@@ -191,8 +184,7 @@ class Target:
     """What it says to a connection."""
 
 
-@record
-class Way:
+class Way(Record):
     """What came of trying the way to a host."""
 
     place: Count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import OptionError
 from dsl.model.request import (
     Count,
@@ -30,8 +30,7 @@ RestartReason: TypeAlias = "Literal['', 'start', 'failure', 'membership']"
 Pairs: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
-@record
-class Notice:
+class Notice(Record):
     """Something to tell the user before the workers start."""
 
     level: Level
@@ -56,8 +55,7 @@ def refuse_fallbacks(notices: Iterable[Notice]) -> None:
             raise OptionError(f"{notice.text} (--strict makes this an error)")
 
 
-@record
-class Flavour:
+class Flavour(Record):
     """The environment and argument habits of one family of launchers, as data.
 
     `dsl.plan.environ` has the facts that variables can tell.
@@ -103,16 +101,14 @@ class Flavour:
         return f"--{option[2:].replace('-', '_')}" if self.underscores else option
 
 
-@record
-class Host:
+class Host(Record):
     """A named machine of the job, and the slots that it offers. Its place in `Job.hosts` is its node rank."""
 
     name: str
     slots: tuple[Count, ...]
 
 
-@record
-class MeetingPoint:
+class MeetingPoint(Record):
     """What is known beforehand about where the workers meet."""
 
     kind: MeetingKind
@@ -134,8 +130,7 @@ class MeetingPoint:
     """Address by which other nodes reach this node; empty: its name."""
 
 
-@record
-class Job:
+class Job(Record):
     """Everything that one command line starts, over all nodes and attempts.
 
     A field without a line of documentation has the meaning of the field of `dsl.model.request.Request`.
@@ -176,8 +171,7 @@ class Job:
     metrics: Shown | None = None
 
 
-@record
-class Meeting:
+class Meeting(Record):
     """One round of a job: which nodes take part, in which places, and where the workers meet."""
 
     attempt: Count

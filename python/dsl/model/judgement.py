@@ -5,7 +5,7 @@ The records travel between hosts. None holds a line for the user: `dsl.report.ve
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.observation import NodeStacks, RankStacks
 from dsl.model.request import Code, Count, Moment, RankOrNone, Shown, Signal
 
@@ -26,8 +26,7 @@ MOST_SURVIVORS = 64
 """Surviving processes of one member that are reported."""
 
 
-@record
-class Failed:
+class Failed(Record):
     """A worker that failed by itself. Fields named as in `dsl.Exit` mean the same."""
 
     noun: Shown
@@ -55,8 +54,7 @@ class Failed:
     """What its host has at ``exec_path``."""
 
 
-@record
-class ServerLost:
+class ServerLost(Record):
     """A fork server that died and took its workers along."""
 
     pid: Count
@@ -71,8 +69,7 @@ class ServerLost:
     """Their names."""
 
 
-@record
-class Evidence:
+class Evidence(Record):
     """What is known about a failure besides the exit."""
 
     known: Shown = ""
@@ -98,8 +95,7 @@ class Evidence:
 NO_EVIDENCE = Evidence()
 
 
-@record
-class Alike:
+class Alike(Record):
     """Workers of one member that ended alike after a stop had begun."""
 
     names: tuple[Shown, ...]
@@ -116,8 +112,7 @@ class Alike:
     """What reports call them."""
 
 
-@record
-class Survivor:
+class Survivor(Record):
     """A process that did not end. Fields as in `dsl.Ended.survivors`."""
 
     pid: Count
@@ -130,8 +125,7 @@ class Survivor:
     """Name of its host."""
 
 
-@record
-class Absence:
+class Absence(Record):
     """A member that ends an attempt without a report of its own."""
 
     name: Shown
@@ -152,8 +146,7 @@ class Absence:
     """When that worker failed, on the clock of its host."""
 
 
-@record
-class Report:
+class Report(Record):
     """agent to head: an attempt has ended at one member, and nothing of its workers is left."""
 
     attempt: Count
@@ -204,8 +197,7 @@ class Report:
         return bool(self.code) and (self.cause is not None or self.absence is not None)
 
 
-@record
-class Judgement:
+class Judgement(Record):
     """What follows from the reports of all members about one attempt."""
 
     code: Code

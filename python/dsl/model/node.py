@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.request import DEFAULT_GRACE_S, DEFAULT_PARTIAL_S
 
 TYPE_CHECKING = False
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     LineFile: TypeAlias = tuple[Literal[1, 2], str, tuple[str, ...]]
 
 
-@record
-class Route:
+class Route(Record):
     """Where one output stream of a worker goes: to a file, to the console, to both, or to neither."""
 
     path: str | None = None
@@ -42,8 +41,7 @@ class Route:
 INHERIT = Route(inherit=True)
 
 
-@record
-class WorkerDevice:
+class WorkerDevice(Record):
     """The device of a worker. The address is empty and the node None if the machine does not tell them."""
 
     name: str
@@ -51,8 +49,7 @@ class WorkerDevice:
     numa_node: int | None = None
 
 
-@record
-class Label:
+class Label(Record):
     """What reports call a supervised program: ``rank 3``, ``host n1``."""
 
     noun: str
@@ -62,8 +59,7 @@ class Label:
         return f"{self.noun} {self.name}"
 
 
-@record
-class Warm:
+class Warm(Record):
     """How a fork server outlives its job."""
 
     stay_s: Seconds
@@ -78,8 +74,7 @@ class Warm:
     """It is used, but not started."""
 
 
-@record
-class ForkServer:
+class ForkServer(Record):
     """A process that imports what workers need, once, and forks them."""
 
     interpreter: tuple[str, ...]
@@ -101,8 +96,7 @@ class ForkServer:
     """It stays for other jobs; None: it ends with this one."""
 
 
-@record
-class WorkerPlan:
+class WorkerPlan(Record):
     """One worker: what to execute and how."""
 
     rank: int
@@ -155,8 +149,7 @@ class WorkerPlan:
         return (self.stderr or self.stdout).path or self.stdout.path
 
 
-@record
-class NodePlan:
+class NodePlan(Record):
     """Everything one node starts, with no decision left."""
 
     host: str

@@ -5,7 +5,7 @@ A `Notice` and a `MembershipChanged` of the delegate are such events, too.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.job import Meeting
 from dsl.model.judgement import Failed
 from dsl.model.request import Code, RankOrNone, Shown
@@ -20,8 +20,7 @@ RefusalKind: TypeAlias = (
 )
 
 
-@record
-class NodesMet:
+class NodesMet(Record):
     """The nodes have met for another attempt."""
 
     meeting: Meeting
@@ -34,8 +33,7 @@ class NodesMet:
     """Names of the nodes of the last round that are not there any more."""
 
 
-@record
-class PeerFailure:
+class PeerFailure(Record):
     """A worker failed. Its agent tells the delegate, and the delegates tell each other."""
 
     host: Shown
@@ -50,13 +48,11 @@ class PeerFailure:
     """The job is over; else a restart may follow."""
 
 
-@record
-class NodesFinished:
+class NodesFinished(Record):
     """Every node has ended well, or there is no way to wait for the others."""
 
 
-@record
-class MeetingRefused:
+class MeetingRefused(Record):
     """The nodes do not meet, or the delegate is lost."""
 
     text: Shown

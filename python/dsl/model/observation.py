@@ -10,7 +10,7 @@ output of the job.
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.model.request import Count, Moment, RankOrNone, Shown, Signal
 
 TYPE_CHECKING = False
@@ -24,8 +24,7 @@ Percent: TypeAlias = "Annotated[int, -1, 100]"
 Share: TypeAlias = "Annotated[float, 0, 1_000_000]"
 
 
-@record
-class JobView:
+class JobView(Record):
     """What a job is, as far as its agent knows."""
 
     version: Shown
@@ -54,8 +53,7 @@ class JobView:
     """The socket covers all nodes of the job, not only the agent's own."""
 
 
-@record
-class Look:
+class Look(Record):
     """view to agent, head to agents: tell what your workers do."""
 
     number: Count
@@ -68,8 +66,7 @@ class Look:
     """`RankStatus` has the paths of log files, too."""
 
 
-@record
-class SignalRank:
+class SignalRank(Record):
     """view to agent, head to agents: send a signal to the process group of one worker."""
 
     number: Count
@@ -84,16 +81,14 @@ class SignalRank:
     """The signal."""
 
 
-@record
-class Signalled:
+class Signalled(Record):
     """agent to view, agent to head: the worker has been sent its signal."""
 
     number: Count
     """The number of the question."""
 
 
-@record
-class Looked:
+class Looked(Record):
     """agent to view, agent to head: no further answer to this question follows."""
 
     number: Count
@@ -102,21 +97,18 @@ class Looked:
     """Hosts whose agents have not answered."""
 
 
-@record
-class Follow:
+class Follow(Record):
     """view to agent: pass on what the job shows. Nothing else can be asked afterwards."""
 
 
-@record
-class Followed:
+class Followed(Record):
     """agent to view: the output follows, without records."""
 
     problem: Shown = ""
     """Why no output follows, as a clause; empty: it does."""
 
 
-@record
-class RankStatus:
+class RankStatus(Record):
     """What the kernel says of one worker's process."""
 
     rank: RankOrNone
@@ -143,8 +135,7 @@ class RankStatus:
     """Path of its log file on its host; empty: it has none, or nobody has asked."""
 
 
-@record
-class NodeStatus:
+class NodeStatus(Record):
     """agent to view, agent to head: workers of one node."""
 
     number: Count
@@ -163,8 +154,7 @@ class NodeStatus:
     """Milliseconds since this attempt began there."""
 
 
-@record
-class Relayed:
+class Relayed(Record):
     """agent to head: a `NodeStatus` for a view. The head passes it on unread: many come."""
 
     number: Count
@@ -173,8 +163,7 @@ class Relayed:
     """The record, as the view reads it."""
 
 
-@record
-class Frame:
+class Frame(Record):
     """A function that a thread is in."""
 
     function: Shown
@@ -185,8 +174,7 @@ class Frame:
     """Line that is executed; 0: unknown."""
 
 
-@record
-class ThreadStack:
+class ThreadStack(Record):
     """One thread of a worker."""
 
     name: Shown
@@ -213,8 +201,7 @@ class ThreadStack:
     """By its source it executes a loop that does nothing, such as ``while True: pass``."""
 
 
-@record
-class RankStacks:
+class RankStacks(Record):
     """What one worker executes."""
 
     rank: RankOrNone
@@ -247,8 +234,7 @@ class RankStacks:
     """Why its Python stack is unknown, in a clause; empty: it is known."""
 
 
-@record
-class NodeStacks:
+class NodeStacks(Record):
     """agent to view, agent to head: what workers of one node execute. A message has at most a mebibyte."""
 
     number: Count
@@ -261,8 +247,7 @@ class NodeStacks:
     """Its workers, by local rank."""
 
 
-@record
-class RankPulse:
+class RankPulse(Record):
     """How far one worker has come, as far as the kernel counts it."""
 
     local_rank: Count
@@ -272,8 +257,7 @@ class RankPulse:
     not run."""
 
 
-@record
-class NodePulse:
+class NodePulse(Record):
     """agent to the watch for hangs: how far the workers of one node have come."""
 
     number: Count

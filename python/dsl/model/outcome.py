@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.request import Count, HangAction, RankOrNone, Shown
 
 TYPE_CHECKING = False
@@ -64,8 +64,7 @@ def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) ->
     return 1 if ended.survivors else 0
 
 
-@record
-class TimerExpired:
+class TimerExpired(Record):
     """A process of the job has not released a timer in time: an event of the timers."""
 
     pid: int
@@ -76,8 +75,7 @@ class TimerExpired:
     """The signal that was sent to the process; 0: none was asked for."""
 
 
-@record
-class Hang:
+class Hang(Record):
     """The job hangs: an event of the watch for hangs."""
 
     attempt: int
@@ -97,8 +95,7 @@ class Hang:
         return f"the job hung, without progress for {self.still_s:g} s: {self.lines[0]}"
 
 
-@record
-class EndHung:
+class EndHung(Record):
     """conductor to agent, and an event: the job hangs. Those of the ranks that run here have to end."""
 
     attempt: Count
@@ -109,13 +106,11 @@ class EndHung:
     """The hang in one clause."""
 
 
-@record
-class PatienceOver:
+class PatienceOver(Record):
     """A wait that a decision asked for is over."""
 
 
-@record
-class AttemptOutcome:
+class AttemptOutcome(Record):
     """How one attempt ended."""
 
     plan: NodePlan
@@ -195,8 +190,7 @@ class AttemptOutcome:
         return None if self.cause is None else self.plan.workers[self.cause.worker].label
 
 
-@record
-class Tried:
+class Tried(Record):
     """Attempts in a row that ended alike, in short."""
 
     duration_s: float
@@ -207,8 +201,7 @@ class Tried:
     """Number of these attempts."""
 
 
-@record
-class Membership:
+class Membership(Record):
     """How many nodes take part in the job at this moment."""
 
     node_count: Count
@@ -219,8 +212,7 @@ class Membership:
     """No round can follow: the nodes have agreed that the job is over."""
 
 
-@record
-class MembershipChanged:
+class MembershipChanged(Record):
     """A node has left, or waits to join: an event of the rendezvous."""
 
     membership: Membership
@@ -230,8 +222,7 @@ class MembershipChanged:
     """The other nodes count this node among those that have left."""
 
 
-@record
-class History:
+class History(Record):
     """What policy knows of a job so far."""
 
     max_restarts: int
@@ -254,8 +245,7 @@ class History:
     """No other attempt can begin."""
 
 
-@record
-class Decision:
+class Decision(Record):
     """What the agent does next."""
 
     kind: DecisionKind
@@ -283,15 +273,13 @@ class Decision:
     elsewhere that is the reason."""
 
 
-@record
-class AttemptStarted:
+class AttemptStarted(Record):
     """The workers of an attempt are being started."""
 
     plan: NodePlan
 
 
-@record
-class Awaiting:
+class Awaiting(Record):
     """Nothing of an attempt is left, and what follows depends on other nodes."""
 
     history: History
@@ -300,8 +288,7 @@ class Awaiting:
     """What the agent waits for."""
 
 
-@record
-class AttemptEnded:
+class AttemptEnded(Record):
     """An attempt has ended, and the next step is decided."""
 
     history: History
@@ -309,15 +296,13 @@ class AttemptEnded:
     decision: Decision
 
 
-@record
-class RestartFailed:
+class RestartFailed(Record):
     """The group could not be started again as it should have been: the job ends as its last attempt did."""
 
     error: DslError | EngineError
 
 
-@record
-class Prewarmed:
+class Prewarmed(Record):
     """What the first workers need was read into the page cache, before they start."""
 
     files: int
@@ -332,8 +317,7 @@ class Prewarmed:
     """Nothing was left out: no limit was reached, and no signal came."""
 
 
-@record
-class OutputCut:
+class OutputCut(Record):
     """Lines that were dropped at the end, because the reader of the output did not take them."""
 
     lines: int
@@ -342,8 +326,7 @@ class OutputCut:
     """The signal that ended the wait for the reader."""
 
 
-@record
-class Outcome:
+class Outcome(Record):
     """How the job ended on this node."""
 
     code: int

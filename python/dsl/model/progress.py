@@ -6,7 +6,7 @@ each time. After ten attempts that fail in the same way, we know that the next o
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.model.nodes import PeerFailure
 from dsl.model.outcome import Tried, own_code
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from dsl.model.outcome import AttemptOutcome
 
 
-@record
-class Patience:
+class Patience(Record):
     """How long a job waits before it restarts workers that fail soon after their start."""
 
     within_s: float
@@ -48,8 +47,7 @@ MOST_KEPT = 32
 """Entries that are kept of the attempts so far: more than any rule looks at."""
 
 
-@record
-class Next:
+class Next(Record):
     """What follows an attempt that failed."""
 
     kind: Literal["restart", "spent", "futile"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.request import DEFAULT_HEARTBEAT_S
 
 TYPE_CHECKING = False
@@ -23,8 +23,7 @@ PDSH_SSH_ARGS = "PDSH_SSH_ARGS_APPEND"
 """Variable with the words that pdsh passes to ssh, separated by blanks."""
 
 
-@record
-class Remote:
+class Remote(Record):
     """The launcher that starts an agent on every host, and its settings."""
 
     launcher: LauncherName

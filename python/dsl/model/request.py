@@ -7,7 +7,7 @@ documentation is the value of the option with that name, whose help says what it
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ LOG_LEVELS = tuple([word for word in LEVELS if word != "detail"])
 """Words of ``--log_level``."""
 
 
-@record
-class Program:
+class Program(Record):
     """What each worker runs."""
 
     kind: ProgramKind
@@ -71,8 +70,7 @@ class Program:
     """What reports call it; empty in a request: ``script``."""
 
 
-@record
-class ResourceRequest:
+class ResourceRequest(Record):
     """Which hosts, slots and nodes take part, and how many workers each has."""
 
     hostfile: str | None = None
@@ -87,8 +85,7 @@ class ResourceRequest:
     nproc_per_node: str | None = None
 
 
-@record
-class MeetingRequest:
+class MeetingRequest(Record):
     """Where the workers meet, and how the nodes find each other."""
 
     master_addr: str | None = None
@@ -107,8 +104,7 @@ class MeetingRequest:
     standalone: bool = False
 
 
-@record
-class RemoteRequest:
+class RemoteRequest(Record):
     """How other hosts are reached (DeepSpeed's options)."""
 
     launcher: str | None = None
@@ -124,8 +120,7 @@ class RemoteRequest:
     """Seconds of silence after which a host counts as lost."""
 
 
-@record
-class SignalRequest:
+class SignalRequest(Record):
     """What signals mean, by number, and how long workers get to obey."""
 
     stop: tuple[Signal, ...] | None = None
@@ -140,8 +135,7 @@ class SignalRequest:
     """Seconds between the stop signal and SIGKILL."""
 
 
-@record
-class OutputRequest:
+class OutputRequest(Record):
     """What the user asked for about the workers' output and input, as it was written; empty: not said."""
 
     log_dir: str | None = None
@@ -168,8 +162,7 @@ class OutputRequest:
     logs_specs: str | None = None
 
 
-@record
-class PlacementRequest:
+class PlacementRequest(Record):
     """What the user asked for about devices, CPUs and memory of the workers."""
 
     bind: str = "none"
@@ -196,8 +189,7 @@ class PlacementRequest:
         return "required" if binds_memory or self.memory is not None else "cpus_required"
 
 
-@record
-class StartRequest:
+class StartRequest(Record):
     """What the user asked for about how workers are started."""
 
     method: StartMethod = "spawn"
@@ -218,8 +210,7 @@ class StartRequest:
     """Bytes that all warm fork servers of the user may use; None: the default."""
 
 
-@record
-class DebugRequest:
+class DebugRequest(Record):
     """Which workers run under debugpy, and where a debugger attaches to them."""
 
     ranks: str = ""
@@ -232,8 +223,7 @@ class DebugRequest:
     """Each of these workers begins only when a debugger has attached to it."""
 
 
-@record
-class ElasticRequest:
+class ElasticRequest(Record):
     """Wishes about jobs whose nodes come and go, and the wish for autotuning, which runs many jobs."""
 
     autotuning: str = ""
@@ -247,8 +237,7 @@ class ElasticRequest:
     """Seconds that the job waits for hosts when there are too few."""
 
 
-@record
-class Request:
+class Request(Record):
     """What the user asked for. Both commands make it, and so do functions launched from Python."""
 
     flavour: FlavourName
@@ -285,8 +274,7 @@ class Request:
     """Where the figures of the job are shown, as `dsl.report.metrics.read_target` reads it; None: nowhere."""
 
 
-@record
-class ShowRequest:
+class ShowRequest(Record):
     """Which parts of the plan to show before the workers start, or instead of starting them."""
 
     bindings: bool = False

@@ -6,7 +6,7 @@ one group.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.lists import format_ranges
 from dsl.printable import printable
 from dsl.signals import signal_name
@@ -75,8 +75,7 @@ _SLEEPS = {"nanosleep", "clock_nanosleep"}
 _OPENS = {"open", "openat"}
 
 
-@record
-class Doing:
+class Doing(Record):
     """What a thread does, in words that ranks share."""
 
     verb: str
@@ -93,8 +92,7 @@ class Doing:
         return f"{words} ({where})" if where else words
 
 
-@record
-class Group:
+class Group(Record):
     """Ranks that do the same."""
 
     doing: Doing

@@ -12,7 +12,7 @@ import fcntl
 import os
 import time
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import JobFolderError, JobFormatError
 from dsl.lists import quote
 from dsl.model.codec import LONGEST_SHOWN, from_line, to_line
@@ -45,8 +45,7 @@ LONGEST_BYTES = 1 << 20
 """Most bytes that are read of a file about a job: more than such a file has."""
 
 
-@record
-class JobStart:
+class JobStart(Record):
     """How a job in the background began."""
 
     pid: Count
@@ -61,8 +60,7 @@ class JobStart:
     """CLOCK_REALTIME when it went to the background."""
 
 
-@record
-class JobEnd:
+class JobEnd(Record):
     """How it ended."""
 
     code: Code

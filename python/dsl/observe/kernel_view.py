@@ -6,7 +6,7 @@ import os
 import struct
 import time
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.lists import with_port
 from dsl.machine.kernel_files import list_names, read_fact, read_fields
 
@@ -59,8 +59,7 @@ SLEEPS = ("nanosleep", "clock_nanosleep")
 STANDARD = ("stdin", "stdout", "stderr")
 
 
-@record
-class Task:
+class Task(Record):
     """One thread, or a process as a whole, at one moment."""
 
     tid: int

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.machine.kernel_files import read_fact
 from dsl.model.observation import Frame
 
@@ -22,8 +22,7 @@ MOST_BYTES = 16 << 20
 INSTALL = "pip install 'dsl[observe]'"
 
 
-@record
-class PythonThread:
+class PythonThread(Record):
     """A thread that has run Python."""
 
     tid: int

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.lists import format_ranges
 from dsl.model.observation import JobView, NodeStatus, RankStatus
 
@@ -32,8 +32,7 @@ CANDIDATES = 16
 """A rank is compared with so many groups of its state at most."""
 
 
-@record
-class Row:
+class Row(Record):
     """What one rank does, or several that do the same: then figures are means."""
 
     ranks: tuple[int, ...]
@@ -179,8 +178,7 @@ def _words(row: Row) -> tuple[str, ...]:
 # Columns.
 
 
-@record
-class Column:
+class Column(Record):
     """A column of the table."""
 
     name: str

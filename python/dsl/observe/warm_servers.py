@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from dsl._core import warm_answer, warm_call
-from dsl._record import record
+from dsl._record import Record
 from dsl.forkserver.server_command import MARK, NEW, READY
 from dsl.machine.memory import memory_of
 from dsl.machine.this_process import socket_folders
@@ -31,8 +31,7 @@ MOST_SERVERS = 1000
 MOST_AT_ONCE = 32
 
 
-@record
-class WarmServer:
+class WarmServer(Record):
     """A warm server."""
 
     folder: str

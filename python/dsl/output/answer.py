@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import OptionError
 from dsl.lists import THREADS_VARIABLE
 
@@ -31,8 +31,7 @@ VARIABLES = (
 """Variables of all workers that torchrun passes to a plug-in, if they are set."""
 
 
-@record
-class StreamFile:
+class StreamFile(Record):
     """Where one output stream of a worker goes, as a plug-in wants it."""
 
     path: str | None = None
@@ -43,8 +42,7 @@ class StreamFile:
     """The console shows it, and there is no file."""
 
 
-@record
-class WorkerFiles:
+class WorkerFiles(Record):
     """A plug-in's answer for one worker."""
 
     stdout: StreamFile
@@ -55,8 +53,7 @@ class WorkerFiles:
     """Variables for the worker: those that the plug-in has changed, and the one that names the error file."""
 
 
-@record
-class StreamFiles:
+class StreamFiles(Record):
     """A plug-in's answer for one attempt."""
 
     workers: tuple[WorkerFiles, ...]

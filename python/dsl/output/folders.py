@@ -39,14 +39,12 @@ def hold_run_dir(run_dir: str) -> None:
         _held[run_dir] = file
 
 
-def let_go_run_dir(run_dir: str) -> bool:
-    """Remove that file; return whether there was one. The agent may do so for the guard, which locked it."""
+def let_go_run_dir(run_dir: str) -> None:
+    """Remove that file, if there is one. The agent may do so for the guard, which locked it."""
     file = _held.pop(run_dir, None)
-    if file is None:
-        return False
-    _try(os.unlink, _mark(run_dir))
-    os.close(file)
-    return True
+    if file is not None:
+        _try(os.unlink, _mark(run_dir))
+        os.close(file)
 
 
 def _mark(run_dir: str) -> str:

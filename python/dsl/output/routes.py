@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.errors import OptionError
 from dsl.model.node import INHERIT, Route
 
@@ -27,8 +27,7 @@ COLOURS = (36, 32, 35, 34, 33)
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
-@record
-class Shown:
+class Shown(Record):
     """The workers whose output is planned, and what decides how it looks."""
 
     ranks: Sequence[int]
@@ -43,8 +42,7 @@ class Shown:
     """What a prefix template calls this node."""
 
 
-@record
-class LogPlace:
+class LogPlace(Record):
     """Where log files lie, if the user asks for any."""
 
     run_dir: str | None = None
@@ -55,8 +53,7 @@ class LogPlace:
     """Files of ``--enable_each_rank_log``, one for each worker."""
 
 
-@record
-class OutputPlan:
+class OutputPlan(Record):
     """Where the output of a node's workers goes, by local rank, and which worker reads stdin."""
 
     routes: tuple[tuple[Route, Route | None], ...]

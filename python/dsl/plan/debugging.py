@@ -6,7 +6,7 @@ Editors and debugpy talk the Debug Adapter Protocol. The configurations that we 
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.errors import OptionError, PortError
 from dsl.lists import BEYOND, LAST_PORT, find_runs, parse_range, quote
 from dsl.model.job import Host, Job, Notice
@@ -30,8 +30,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  what a user may have asked for
 LOCAL = "127.0.0.1"
 
 
-@record
-class Attach:
+class Attach(Record):
     """Where a debugger attaches to one worker."""
 
     rank: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dsl.devices.accelerators import ACCELERATORS
-from dsl.devices.slots import select_accelerator
 from dsl.signals import signal_word
 
 TYPE_CHECKING = False
@@ -66,11 +64,17 @@ def pod_variables(job: Job, facts: Facts) -> dict[str, str]:
 
 def accelerator_of(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
     """The accelerator of this node: the job names it, or the node looks for its own."""
-    return job.accelerator or select_accelerator(inherited, facts.devices)[0]
+    if job.accelerator:
+        return job.accelerator
+    from dsl.devices.slots import select_accelerator
+
+    return select_accelerator(inherited, facts.devices)[0]
 
 
 def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
     """The visible-devices variable: the job's value, else devices that Slurm has given, else the slots."""
+    from dsl.devices.accelerators import ACCELERATORS
+
     variable = ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable
     shown = job.visible_devices
     if shown is None:

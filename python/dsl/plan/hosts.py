@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.devices.slots import Devices, find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import FilterError, HostfileError, OptionError
 from dsl.lists import has_odd_colon, quote
@@ -32,8 +32,7 @@ ALLOCATION_VARIABLES = (
 """If none of them is set, no scheduler names hosts for this command."""
 
 
-@record
-class Pool:
+class Pool(Record):
     """The hosts to choose from."""
 
     slots: Mapping[str, Sequence[int]]
@@ -49,8 +48,7 @@ class Pool:
     """How many of a launcher's tasks each host has room for; None: the source does not say."""
 
 
-@record
-class ActiveHosts:
+class ActiveHosts(Record):
     """The decisions about the hosts of a job."""
 
     hosts: tuple[Host, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.errors import OptionError, PortError, UnsupportedError
 from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
 from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
@@ -30,8 +30,7 @@ SHARED = (
 UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
 
 
-@record
-class JobPlan:
+class JobPlan(Record):
     """A job, and what only the host that plans it needs to know."""
 
     job: Job

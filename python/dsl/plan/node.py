@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsl._record import record, replace
-from dsl.lists import THREADS_VARIABLE
+from dsl._record import Record, replace
+from dsl.lists import MOST_WORKERS, THREADS_VARIABLE, parse_integer
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
@@ -48,8 +48,7 @@ PID_FOLDER = "/tmp"  # noqa: S108  where programs that watch DeepSpeed's launche
 """Directory of the file of ``--save_pid``."""
 
 
-@record
-class AttemptFiles:
+class AttemptFiles(Record):
     """Where the files of one attempt lie on this node, decided before its plan."""
 
     run_dir: str | None
@@ -68,6 +67,9 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
+    number = parse_integer(job.workers)
+    if number is not None and 1 <= number <= MOST_WORKERS:
+        return number
     from dsl.devices.nproc import local_world_size
 
     environ = inherited_environment(job, facts.environ)

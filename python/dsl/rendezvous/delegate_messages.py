@@ -8,7 +8,7 @@ something happens. A side that goes closes its end. A delegate whose agent has g
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.model.job import MeetingPoint, Notice, RestartReason
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import MembershipChanged
@@ -24,8 +24,7 @@ Order: TypeAlias = "Open | Meet | PeerFailure | Leave | Finish"
 Answer: TypeAlias = "NodesMet | MeetingRefused | MembershipChanged | PeerFailure | Notice | NodesFinished"
 
 
-@record
-class Open:
+class Open(Record):
     """First: where the nodes meet."""
 
     point: MeetingPoint
@@ -38,8 +37,7 @@ class Open:
     """This node's name in messages."""
 
 
-@record
-class Meet:
+class Meet(Record):
     """Join the next round."""
 
     local_world_size: Size
@@ -52,13 +50,11 @@ class Meet:
     """Why this node joins, as far as it knows."""
 
 
-@record
-class Leave:
+class Leave(Record):
     """Leave for good, and end. The job goes on without this node."""
 
 
-@record
-class Finish:
+class Finish(Record):
     """All workers of this node ended with 0. Wait for the other nodes."""
 
 

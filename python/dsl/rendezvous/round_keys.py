@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import RendezvousError
 from dsl.lists import LAST_PORT, MOST_WORKERS, parse_number
 from dsl.model.job import RestartReason
@@ -25,8 +25,7 @@ ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 
 
-@record
-class Round:
+class Round(Record):
     """A complete round, as this node finds it."""
 
     store: Any
@@ -39,8 +38,7 @@ class Round:
     """Group rank 0 assigns the ranks, as in torch since 2.4. Before, each node found its own."""
 
 
-@record
-class NodeFacts:
+class NodeFacts(Record):
     """What a node of ours tells the others about itself."""
 
     host: Shown

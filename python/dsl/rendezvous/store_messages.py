@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import JobFormatError
 from dsl.model.codec import from_line, to_line
 from dsl.model.nodes import PeerFailure
@@ -33,20 +33,17 @@ LOST_S = 2.0
 """If the item of a number does not come in this time, its writer has died between counting and writing."""
 
 
-@record
-class StateChanged:
+class StateChanged(Record):
     """torch's state has changed."""
 
 
-@record
-class NodeLeft:
+class NodeLeft(Record):
     """A node has left the job by itself."""
 
     node: Node
 
 
-@record
-class NodeFailed:
+class NodeFailed(Record):
     """A worker of a node has failed."""
 
     node: Node

@@ -9,15 +9,14 @@ from __future__ import annotations
 from calendar import timegm
 from typing import Any, TypeAlias
 
-from dsl._record import record
+from dsl._record import Record
 
 # Text, as in `dsl.model.request`.
 Node: TypeAlias = "tuple[str, int, int]"
 """Address, pid and a local number: torch tells nodes apart by these, and orders them."""
 
 
-@record
-class View:
+class View(Record):
     """The state of a rendezvous."""
 
     round: int = 0
@@ -159,8 +158,7 @@ class Pulse:
         return node in self._last and now_s - self._last[node][1] <= self._most_s
 
 
-@record
-class RoundNodes:
+class RoundNodes(Record):
     """The nodes of the running round."""
 
     round: int

@@ -35,7 +35,6 @@ from dsl.model.outcome import (
 from dsl.model.request import LEVELS, Level
 from dsl.report import speak
 from dsl.report.speak import say, write
-from dsl.report.verdict import cause_last, file_error, hang_lines, survivor, verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -157,6 +156,8 @@ class Narrator:
         elif isinstance(event, TimerExpired):
             self._hear_timer(event)
         elif isinstance(event, Hang):
+            from dsl.report.verdict import hang_lines
+
             for line in hang_lines(event):
                 self.say(line, "error")
         elif isinstance(event, Stopping):
@@ -276,10 +277,11 @@ class Narrator:
         if self._sink.has_verdict:
             self._say_end(outcome)
         elif not self._plan.is_conducted:
+            from dsl.report.verdict import survivor
+
             judgement = self._judged() if self._judged else None
-            lines = verdict(judgement) if judgement is not None and outcome.cause is None else []
-            for line in lines[:1]:
-                self.say(line, "error")
+            if outcome.cause is None:
+                self._say_first_line(judgement)
             for one in outcome.last.ended.survivors:
                 self.warn(survivor(*one))
         self._say_dropped()
@@ -312,9 +314,14 @@ class Narrator:
 
     def _say_headline(self, attempt: AttemptOutcome) -> None:
         """Say in one line why an attempt has failed here."""
-        judgement = judge_attempt(attempt)
-        for line in verdict(judgement)[:1] if judgement is not None else ():
-            self.say(line, "error")
+        self._say_first_line(judge_attempt(attempt))
+
+    def _say_first_line(self, judgement: Judgement | None) -> None:
+        if judgement is not None:
+            from dsl.report.verdict import verdict
+
+            for line in verdict(judgement)[:1]:
+                self.say(line, "error")
 
 
 def judge_attempt(attempt: AttemptOutcome) -> Judgement | None:
@@ -346,8 +353,13 @@ def tell_end(judgement: Judgement | None, say: Callable[[str], None], say_beside
 
     ``say_beside`` says the rest. On a terminal, the verdict comes after it, and the cause is the last line.
     """
-    lines = [] if judgement is None else verdict(judgement)
-    if speak.end_path and judgement is not None:
+    if judgement is None:
+        say_beside()
+        return
+    from dsl.report.verdict import cause_last, verdict
+
+    lines = verdict(judgement)
+    if speak.end_path:
         from dsl.model.codec import to_json, to_plain
 
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -370,6 +382,8 @@ def _workers(count: int) -> str:
 
 
 def _describe(notice: LogNotice) -> str:
+    from dsl.report.verdict import file_error
+
     reason = file_error(notice.errno or 0)
     if notice.kind == "file_failed":
         return f"cannot write {notice.path}: {reason}, the job goes on without what does not fit"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeAlias
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import TimelineError
 from dsl.printable import printable
 
@@ -45,8 +45,7 @@ TALLEST_INCHES = 40.0
 MOST_LABELS = 80
 
 
-@record
-class Span:
+class Span(Record):
     """A phase of one rank, of a node or of the job."""
 
     host: str

@@ -6,7 +6,7 @@ slots: its devices if the scheduler counts them (Slurm), else the number of task
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import HostfileError
 from dsl.lists import MOST_NODES, MOST_WORKERS, parse_number, quote
 
@@ -26,8 +26,7 @@ OWN_JOB = "DSL_JOB_ID"
 """Variable in the workers of dsl. A program in a worker stays on the worker's host."""
 
 
-@record
-class Allocation:
+class Allocation(Record):
     """The hosts that a scheduler has given to a job."""
 
     scheduler: Scheduler

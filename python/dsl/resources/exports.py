@@ -10,7 +10,7 @@ the variable's value, and a backslash escapes ``$``, ``"`` and itself.
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import Record
 from dsl.errors import EnvFileError
 
 TYPE_CHECKING = False
@@ -57,8 +57,7 @@ def choose_exports(environ: Mapping[str, str], cwd: str, prefixes: Iterable[str]
     return found
 
 
-@record
-class EnvEntry:
+class EnvEntry(Record):
     """A variable of an environment file."""
 
     name: str

@@ -53,6 +53,9 @@ class Source:
         """Note it."""
         self.steps.append("keep" if not succeeded else "remove")
 
+    def tidy(self) -> None:
+        """Nothing is left by others."""
+
 
 class Ran:
     """An agent that ends with a code, or by an exception."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsl._record import record, replace
+from dsl._record import Record, replace
 from dsl.autotune import trials
 from dsl.autotune.experiment import Order
 from dsl.autotune.trials import Runners
@@ -18,32 +18,28 @@ from dsl.autotune.trials import Runners
 ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grace_s=3.0)
 
 
-@record
-class Exit:
+class Exit(Record):
     """Only the engine makes the real ones."""
 
     status: int
     """As there."""
 
 
-@record
-class Exited:
+class Exited(Record):
     """The same of its event."""
 
     exit: Exit
     """As there."""
 
 
-@record
-class Started:
+class Started(Record):
     """The same of the event that the command runs."""
 
     pid: int = 0
     """As there; 0: no process."""
 
 
-@record
-class Ended:
+class Ended(Record):
     """The same of the last event."""
 
 

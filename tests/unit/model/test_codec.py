@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.outcome import assert_one_line, error_of
 
-from dsl._record import fields, record, scope
+from dsl._record import Record, fields, scope
 from dsl.control.messages import TO_AGENT, TO_HEAD
 from dsl.errors import JobFormatError
 from dsl.model.codec import (
@@ -187,8 +187,7 @@ def test_whatever_bytes_come_they_are_read_or_refused(data: bytes) -> None:
     assert message is None or "\n" not in message
 
 
-@record
-class Sample:
+class Sample(Record):
     """A field of each kind that records have."""
 
     text: str = ""
