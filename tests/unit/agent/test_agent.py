@@ -253,3 +253,52 @@ def test_a_restart_that_meets_an_error_of_ours_ends_the_job_as_its_last_attempt_
     outcome = Agent(source, source.plan(0), []).run(FakeSupervisor(BADLY))  # type: ignore[arg-type]
     assert (outcome.code, outcome.cause) == (7, FAILED)
     assert str(outcome.error) == "internal error: ModuleNotFoundError: No module named 'x'"
+
+
+class Looked(FakeSupervisor):
+    """Notes when views into the job could call."""
+
+    def __init__(self, *attempts: Sequence[Any]) -> None:
+        super().__init__(*attempts)
+        self.sockets: list[str] = []
+
+    def listen(self, folder: str, name: str) -> None:
+        """In the attempt that was started last."""
+        self.sockets.append(f"{name.partition('-')[0]} in attempt {len(self.started) - 1}")
+
+    def unlisten(self) -> None:
+        """At the end."""
+        self.sockets.append("closed")
+
+
+@pytest.mark.parametrize(
+    "attempts, sockets",
+    [
+        ([[end()]], []),
+        ([WELL], ["77 in attempt 0", "closed"]),
+        ([[end(FAILED)], WELL], ["77 in attempt 1", "closed"]),
+        ([[end(FAILED)]] * 6 + [[end()]], ["77 in attempt 5", "closed"]),
+    ],
+    ids=["all workers end at once", "an attempt lasts", "the second attempt lasts", "a pause lasts"],
+)
+def test_views_can_call_as_soon_as_the_job_lasts(attempts: list[Any], sockets: list[str]) -> None:
+    supervisor, source = Looked(*attempts), Plans(max_restarts=99)
+    outcome = Agent(source, source.plan(0), [], command_pid=77).run(supervisor)  # type: ignore[arg-type]
+    assert outcome.code == 0
+    assert supervisor.sockets == sockets
+
+
+def test_before_a_group_starts_the_engine_knows_which_events_wake_the_agent() -> None:
+    class Waking(FakeSupervisor):
+        wanted: bool | None = None
+
+        def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Any]:
+            self.wanted = routine
+            return super().wait(timeout_s, routine=routine)
+
+        def start(self, spec: object) -> None:
+            assert self.wanted is False
+            super().start(spec)
+
+    source = Plans()
+    assert Agent(source, source.plan(0), []).run(Waking(WELL)).code == 0  # type: ignore[arg-type]
