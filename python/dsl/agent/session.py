@@ -15,7 +15,7 @@ from dsl import BindingError, EngineError, Guard, SpecError, Supervisor, _own_pr
 from dsl.agent.agent import Agent, stop_group
 from dsl.agent.policy import decide
 from dsl.errors import DslError
-from dsl.machine.this_process import remove_sockets, use_null
+from dsl.machine.this_process import use_null
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.signals import ENDING, signal_name
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     Launch: TypeAlias = Callable[[Plans, CrewMaker, Notices], "Session"]
     """Makes a session of its source, crew and notices. The other arguments are known."""
 
+
+LATE_MODULES = ("dsl.machine.sockets", "dsl.report.verdict")
+"""Modules that the guard may need. The package may be gone from disk by then."""
 
 SIGINT, SIGTERM = 2, 15
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
@@ -320,7 +323,7 @@ class Session:
             calls.close()
         hooks.stay()
         self._source.tidy()
-        _own_process.keep(("dsl.report.verdict",))  # the package may be gone by the time that it is needed
+        _own_process.keep(LATE_MODULES)
         outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
         try:
             if outcome.agent_signal is not None:
@@ -473,7 +476,9 @@ def _tidy_up(source: Plans, plan: NodePlan, pid: int) -> None:
         from dsl.agent.pid_file import remove
 
         remove(plan.pid_file, pid)
-    remove_sockets(os.getpid())
+    from dsl.machine.sockets import remove_sockets_of
+
+    remove_sockets_of(os.getpid())
     source.finish(succeeded=False)
 
 

@@ -10,6 +10,7 @@ import os
 from dsl._core import warm_answer, warm_call, warm_digest, warm_key, warm_listen
 from dsl._record import Record
 from dsl.forkserver.server_command import MARK, NEW, READY, words_of
+from dsl.machine.sockets import find_sockets, remove_socket
 from dsl.machine.this_process import socket_folders
 from dsl.model.job import Notice
 
@@ -147,16 +148,8 @@ def _environ_of(server: ForkServer, warm: Warm) -> dict[str, str]:
 
 def _servers(digest: str) -> Iterator[tuple[str, str]]:
     """Folder and name of each socket with this digest, those of servers that are ready first."""
-    found = [(folder, name) for folder in socket_folders() for name in _names(folder)]
-    mine = [one for one in found if one[1].startswith(f"{digest}-") and one[1].endswith((NEW, READY))]
+    mine = [one for one in find_sockets(NEW, READY) if one[1].startswith(f"{digest}-")]
     yield from sorted(mine, key=lambda one: one[1].endswith(NEW))
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _call(
@@ -167,21 +160,12 @@ def _call(
         try:
             fd = warm_call(folder, one, purpose, key=key, stay_s=warm.stay_s, memory=warm.memory)
         except ConnectionRefusedError:
-            remove(folder, one)
+            remove_socket(folder, one)
         except OSError:
             continue
         else:
             return WarmCall(fd, is_ready=one.endswith(READY), is_new=is_new)
     return None
-
-
-def remove(folder: str, name: str) -> None:
-    """Remove the socket of a server that was killed."""
-    try:
-        os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)  # fails while other sockets are there
-    except OSError:
-        return
 
 
 def _start(
@@ -213,7 +197,7 @@ def _start(
     finally:
         os.close(fd)
     if not is_started:
-        remove(folder, name)
+        remove_socket(folder, name)
     return is_started
 
 

@@ -269,7 +269,25 @@ def placement_request(options: Options | argparse.Namespace, **own: Any) -> Plac
     )
 
 
-def start_request(options: Options | argparse.Namespace) -> StartRequest:
+def common_fields(options: Options | argparse.Namespace) -> dict[str, Any]:
+    """The fields of a request that both commands take from the same options."""
+    return {
+        "start": _start_request(options),
+        "debug": DebugRequest(
+            options.debug or "", options.debug_port, options.debug_address, options.debug_wait
+        ),
+        "max_restarts": options.max_restarts,
+        "is_strict": options.strict,
+        "detaches": options.detach,
+        "stacks_on_failure": options.stacks_on_failure,
+        "hang_timeout_s": options.hang_timeout,
+        "hang_action": options.hang_action,
+        "events": options.events or None,
+        "metrics": options.metrics or None,
+    }
+
+
+def _start_request(options: Options | argparse.Namespace) -> StartRequest:
     """The request about how workers are started."""
     names = tuple([name.strip() for name in options.preload.split(",")]) if options.preload else ()
     return StartRequest(
@@ -281,11 +299,6 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
         warm_for_s=options.warm_for,
         warm_memory=options.warm_memory,
     )
-
-
-def debug_request(options: Options | argparse.Namespace) -> DebugRequest:
-    """The request about debugging: which workers run under a debugger, and where it attaches."""
-    return DebugRequest(options.debug or "", options.debug_port, options.debug_address, options.debug_wait)
 
 
 def signal_request(

@@ -7,14 +7,13 @@ import sys
 
 from dsl.cli.command import (
     Command,
-    debug_request,
+    common_fields,
     log_level,
     output_request,
     placement_request,
     program_kind,
     show_request,
     signal_request,
-    start_request,
     with_strictness,
 )
 from dsl.cli.options_deepspeed import COMMAND_LINE
@@ -131,18 +130,9 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             max_nodes=_given(options.max_elastic_nodes),
             wait_s=options.elastic_wait,
         ),
-        start=start_request(options),
-        debug=debug_request(options),
-        max_restarts=options.max_restarts,
         log_level="error" if options.quiet else log_level(options),
         save_pid=options.save_pid,
-        is_strict=options.strict,
-        detaches=options.detach,
-        stacks_on_failure=options.stacks_on_failure,
-        hang_timeout_s=options.hang_timeout,
-        hang_action=options.hang_action,
-        events=options.events or None,
-        metrics=options.metrics or None,
+        **common_fields(options),
     )
 
 

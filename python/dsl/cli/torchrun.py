@@ -7,14 +7,13 @@ import sys
 
 from dsl.cli.command import (
     Command,
-    debug_request,
+    common_fields,
     log_level,
     output_request,
     placement_request,
     program_kind,
     show_request,
     signal_request,
-    start_request,
     with_strictness,
 )
 from dsl.cli.options_torch import COMMAND_LINE, LOCAL_RANK_OPTIONS, command_line
@@ -128,18 +127,9 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         placement=placement_request(
             options, numa_binding=options.numa_binding, virtual_local_rank=options.virtual_local_rank
         ),
-        start=start_request(options),
-        debug=debug_request(options),
-        max_restarts=options.max_restarts,
         role=options.role,
         log_level=log_level(options),
-        is_strict=options.strict,
-        detaches=options.detach,
-        stacks_on_failure=options.stacks_on_failure,
-        hang_timeout_s=options.hang_timeout,
-        hang_action=options.hang_action,
-        events=options.events or None,
-        metrics=options.metrics or None,
+        **common_fields(options),
     )
 
 

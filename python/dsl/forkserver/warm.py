@@ -16,7 +16,7 @@ from dsl.forkserver import freshness, poison, streams
 from dsl.forkserver.become import LeaveServer
 from dsl.forkserver.imports import Imports
 from dsl.forkserver.server_command import MARK, NEW, READY
-from dsl.machine.memory import memory_of
+from dsl.machine.kernel_files import memory_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

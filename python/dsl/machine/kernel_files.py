@@ -68,3 +68,9 @@ def has_intel_torch(folder: str) -> bool:
     """Whether a torch for Intel GPUs is installed in this folder of packages."""
     names = ("torch/lib/libtorch_xpu.so", "intel_extension_for_pytorch")
     return any(os.path.exists(os.path.join(folder, name)) for name in names)
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of memory that a process has for itself; 0 if it is gone."""
+    words = read_fact(f"/proc/{pid}/statm").split()
+    return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if len(words) > 2 else 0

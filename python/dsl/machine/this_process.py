@@ -69,18 +69,6 @@ def socket_folders() -> list[str]:
     return list(dict.fromkeys([*usable, f"{temp_dir()}/dsl-{uid}"]))
 
 
-def remove_sockets(pid: int) -> None:
-    """Remove what the job of a command that had this pid has left there."""
-    for folder in socket_folders():
-        try:
-            for name in os.listdir(folder):
-                if name.startswith(f"{pid}-"):
-                    os.unlink(os.path.join(folder, name))
-            os.rmdir(folder)  # fails while other jobs have sockets there
-        except OSError:
-            continue
-
-
 def is_this_machine(host: str) -> bool:
     """Whether a host of the hostfile is this machine: it has our name, or one of its addresses is ours."""
     name = host.rpartition("@")[2]

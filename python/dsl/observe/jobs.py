@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dsl.errors import DslError, JobFormatError
 from dsl.lists import quote
-from dsl.machine.this_process import socket_folders
+from dsl.machine.sockets import ask_sockets, remove_socket
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.observation import (
@@ -32,8 +31,6 @@ CALL_S = 5.0
 ANSWER_S = 15.0
 """How long a job may take to answer."""
 CHUNK = 1 << 16
-MOST_JOBS = 1000
-MOST_AT_ONCE = 32
 
 
 class RunningJob:
@@ -124,28 +121,15 @@ class RunningJob:
 
 
 def running_jobs() -> list[RunningJob]:
-    """Connect to all jobs of this user, in the order of their starts. Removes sockets that jobs have left.
-
-    All are asked at once: a stopped job does not hold up the others.
-    """
-    paths = []
-    for folder in socket_folders():
-        try:
-            about = os.lstat(folder)
-            names = sorted(os.listdir(folder))[:MOST_JOBS] if about.st_uid == os.geteuid() else []
-        except OSError:
-            continue
-        paths += [os.path.join(folder, name) for name in names if name.endswith(".sock")]
-    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        found = [one for one in pool.map(_meet, paths) if one is not None]
-    return sorted(found, key=lambda one: one.view.started_ns)
+    """Connect to all jobs of this user, in the order of their starts. Removes sockets that jobs have left."""
+    return sorted(ask_sockets(_meet, ".sock"), key=lambda one: one.view.started_ns)
 
 
-def _meet(path: str) -> RunningJob | None:
+def _meet(place: tuple[str, str]) -> RunningJob | None:
     try:
-        return RunningJob(path)
+        return RunningJob(os.path.join(*place))
     except ConnectionRefusedError:
-        _remove(path)
+        remove_socket(*place)
     except (OSError, JobFormatError):
         pass  # it has just ended, or is stopped
     return None
@@ -177,10 +161,3 @@ def _connect(connection: socket.socket, path: str) -> None:
         connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
     finally:
         os.close(folder)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        return  # another view has removed it

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dsl._core import warm_answer, warm_call
 from dsl._record import Record
 from dsl.forkserver.server_command import MARK, NEW, READY
-from dsl.machine.memory import memory_of
-from dsl.machine.this_process import socket_folders
+from dsl.machine.kernel_files import memory_of
+from dsl.machine.sockets import MOST_AT_ONCE, ask_sockets, remove_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ END_S = 5.0
 """How long a server without jobs may take to end."""
 YOUNG_S = 10.0
 """A socket that is younger may belong to a server that begins."""
-MOST_SERVERS = 1000
-MOST_AT_ONCE = 32
 
 
 class WarmServer(Record):
@@ -63,23 +61,8 @@ class WarmServer(Record):
 
 
 def warm_servers() -> list[WarmServer]:
-    """All warm servers, by their pids. Removes sockets that servers have left.
-
-    All are asked at once: a stopped server does not hold up the others.
-    """
-    places = []
-    for folder in socket_folders():
-        try:
-            about = os.lstat(folder)
-            names = sorted(os.listdir(folder))[:MOST_SERVERS] if about.st_uid == os.geteuid() else []
-        except OSError:
-            continue
-        places += [(folder, name) for name in names if name.endswith((NEW, READY))]
-    if not places:
-        return []
-    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        found = [one for one in pool.map(_meet, places) if one is not None]
-    return sorted(found, key=lambda one: one.pid)
+    """All warm servers, by their pids. Removes sockets that servers have left."""
+    return sorted(ask_sockets(_meet, NEW, READY), key=lambda one: one.pid)
 
 
 def _meet(place: tuple[str, str]) -> WarmServer | None:
@@ -97,7 +80,7 @@ def _meet(place: tuple[str, str]) -> WarmServer | None:
     try:
         fd = warm_call(folder, name, "tell")
     except ConnectionRefusedError:
-        _remove(folder, name)
+        remove_socket(folder, name)
         return None
     except BlockingIOError:  # it is stopped, and too many calls wait
         pid = _importing(name)
@@ -205,7 +188,7 @@ def _stop(item: tuple[WarmServer, int | None]) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         return
-    _remove(server.folder, server.name)
+    remove_socket(server.folder, server.name)
 
 
 def _has_ended(server: WarmServer, pidfd: int, until: float) -> bool:
@@ -214,12 +197,3 @@ def _has_ended(server: WarmServer, pidfd: int, until: float) -> bool:
     wait.register(pidfd, select.POLLIN)
     left_s = 0.0 if server.state == "busy" else max(until - time.monotonic(), 0.0)
     return bool(wait.poll(left_s * 1000))
-
-
-def _remove(folder: str, name: str) -> None:
-    """Remove a socket, and its folder if it was the last one there."""
-    try:
-        os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
-    except OSError:
-        return
