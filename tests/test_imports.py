@@ -257,7 +257,7 @@ def test_only_the_commands_fork_or_end_their_process() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ENDS_PROCESSES
     }
     servers = {name for name in users if name.startswith("dsl.forkserver.")}
-    assert users - servers == {"dsl.agent.session", "dsl.rendezvous.delegate"}
+    assert users - servers == {"dsl.agent.session", "dsl.agent.background", "dsl.rendezvous.delegate"}
 
 
 def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hosts() -> None:

@@ -220,3 +220,11 @@ def test_a_port_or_a_file_that_cannot_be_had_is_one_line_before_the_job(
     assert len(lines) == 1
     assert words.format(**given) in lines[0]
     assert not (tmp_path / "ready").exists()
+
+
+def test_a_file_has_the_end_of_a_job_that_ends_at_once(dsl_command: Path, tmp_path: Path) -> None:
+    path = tmp_path / "job.prom"
+    command = dsl_line(dsl_command, 1, ["true"], None, "--metrics", str(path))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert figures(path.read_text())["dsl_job_end_time_seconds"] > 0

@@ -375,7 +375,7 @@ def test_a_rank_of_another_node_says_its_line_and_gets_its_signal(
     words += ["say", "it came", "pause"]
     nodes.start(*["--nproc-per-node=2 --tag-output=always"] * 2, program=["--no-python", *words])
     until(lambda: ready.exists() and len(ready.read_text().splitlines()) == 4, 20)
-    until(lambda: len(os.listdir(folder)) == 2)
+    until(lambda: folder.exists() and len(os.listdir(folder)) == 2)
     job, part = sorted(running_jobs(), key=lambda one: not one.view.is_whole)
     part.close()
     before, _ = job.look("status")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from os import urandom
 
 from dsl import Called, Ended, EngineError, Exited, ForkServerLost, SignalReceived, Stopping, _own_process
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
-from dsl.machine.this_process import socket_folders
 from dsl.model.outcome import (
     KEPT,
     SIGKILL,
@@ -32,56 +30,16 @@ from dsl.spec import launch_spec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Protocol, TypeAlias
 
     from dsl import Exit, LaunchSpec, Supervisor
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.failure_look import FailureLook
-    from dsl.agent.hang_watcher import HangWatcher
     from dsl.agent.metrics import Metrics
-    from dsl.agent.views import Views
+    from dsl.agent.roles import Channel, Listener, Policy, Source
     from dsl.agent.warm import WarmCalls
+    from dsl.agent.watchers import Watchers
     from dsl.model.node import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
-    from dsl.model.outcome import Membership
-
-    Policy: TypeAlias = Callable[[History, object, Membership], Decision]
-
-    class Listener(Protocol):
-        """An object that hears what happens. It must not raise."""
-
-        def hear(self, event: object) -> None:
-            """Take note of an event: one of the engine's, or one of `dsl.model.outcome`."""
-
-    class Source(Protocol):
-        """Where the plans of a job come from: a node, a head, an experiment."""
-
-        max_restarts: int
-
-        def plan(self, attempt: int) -> NodePlan | None:
-            """Decide what an attempt starts, counted from 0; None: the job is over. Raises DslError.
-
-            If policy makes the nodes meet first, they have met before this call.
-            """
-
-        def prepare(self, plan: NodePlan) -> NodePlan:
-            """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
-
-        def membership(self) -> Membership:
-            """Say which nodes take part."""
-
-    class Channel(Protocol):
-        """Another source of events than the engine: a store, another node."""
-
-        @property
-        def deadline_s(self) -> float | None:
-            """`time.monotonic` when there will be events even if nothing is readable; None: never."""
-
-        def fileno(self) -> int:
-            """Give a descriptor that is readable when there are events; negative: there will be none."""
-
-        def read(self) -> Sequence[object]:
-            """Take the events that are there, without waiting."""
 
 
 class Asked:
@@ -121,9 +79,6 @@ SETTLE_S = 0.005
 """What only a job needs that lasts is made when its workers have run for this time: a Python that is executed
 has not reached its script by then."""
 
-SILENCE_S = 1.0
-"""A running group reports a stop at once; without a report in this time, no group runs."""
-
 
 class Agent:
     """Runs the attempts of one node's part of a job, whose first is ``plan``.
@@ -155,11 +110,10 @@ class Agent:
         self._records = records
         self._command_pid = command_pid
         self._elsewhere = elsewhere
-        self._views: Views | None = None
+        self._watchers: Watchers | None = None
+        """What watches the workers; None: the job has not lasted so far, and nobody has asked about it."""
         self._look: FailureLook | None = None
         """The look at the workers of this attempt after a failure; None: there was none."""
-        self._watcher: HangWatcher | None = None
-        """Watches the job for hangs; None: the user does not want that, or another agent does."""
         self._stop: Decision | None = None
         """What follows when the look is over; None: nothing."""
         self._is_settled = False
@@ -200,10 +154,8 @@ class Agent:
             self._tell(OutputCut(early + late, signum))
             if outcome.code == 0 and signum is not None:
                 outcome = replace(outcome, code=128 + signum)
-        if self._command_pid and self._is_settled:
-            supervisor.unlisten()
-        if self._watcher is not None:
-            self._watcher.close()
+        if self._watchers is not None:
+            self._watchers.end()
         if self._metrics is not None:
             self._metrics.end(outcome)
         return outcome
@@ -253,44 +205,8 @@ class Agent:
         self._is_settled = True
         _own_process.keep(LATE_MODULES)
         if self._command_pid:
-            self._let_look(supervisor)
-            self._watch_for_hangs(supervisor)
-            self._show_metrics(supervisor)
-
-    def _let_look(self, supervisor: Supervisor) -> None:
-        """Make the socket at which views into the job call. Without it, nobody can look."""
-        name = f"{self._command_pid}-{urandom(4).hex()}.sock"
-        for folder in socket_folders():
-            try:
-                supervisor.listen(folder, name)
-            except EngineError:
-                continue
-            return
-
-    def _watch_for_hangs(self, supervisor: Supervisor) -> None:
-        """Begin to watch, if the user wants that and we see all ranks of the job."""
-        plan, elsewhere = self._plan, self._elsewhere
-        sees_all = elsewhere is not None or plan.world_size == len(plan.workers)
-        if plan.hang_timeout_s is None or not sees_all:
-            return
-        from dsl.agent.hang_watcher import HangWatcher
-
-        try:
-            ask = self._views_of(supervisor).ask
-            self._watcher = HangWatcher(plan, ask, ends_ranks=elsewhere is None)
-        except (OSError, RuntimeError) as error:  # too many descriptors or threads
-            complain(plan.command, error)
-        else:
-            self._channels = (*self._channels, self._watcher)
-
-    def _show_metrics(self, supervisor: Supervisor) -> None:
-        if self._metrics is None:
-            return
-        views = self._views_of(supervisor)
-        try:
-            self._metrics.begin(views.ask, views.view)
-        except RuntimeError as error:  # too many threads
-            complain(self._plan.command, error)
+            channels = self._watchers_of(supervisor).begin(self._plan, self._metrics)
+            self._channels = (*self._channels, *channels)
 
     def _end_hung(self, hung: EndHung, supervisor: Supervisor) -> None:
         """End those of our workers that hang: their failure is followed as any other."""
@@ -299,16 +215,15 @@ class Agent:
             if worker.rank in hung.ranks:
                 supervisor.signal(SIGKILL, index)
 
-    def _views_of(self, supervisor: Supervisor) -> Views:
-        if self._views is None:
-            from dsl.agent.statuses import State
-            from dsl.agent.views import Views
+    def _watchers_of(self, supervisor: Supervisor) -> Watchers:
+        if self._watchers is None:
+            from dsl.agent.watchers import Watchers
 
-            def state() -> State:
-                return State(self._plan, self._history, self._started_ns, self._begin_s)
+            def state() -> tuple[NodePlan, History, int, float]:
+                return self._plan, self._history, self._started_ns, self._begin_s
 
-            self._views = Views(supervisor, state, self._command_pid, self._elsewhere)
-        return self._views
+            self._watchers = Watchers(supervisor, state, self._command_pid, self._elsewhere)
+        return self._watchers
 
     def _end(self, decision: Decision) -> Outcome:
         error = DslError(decision.why) if decision.why else None
@@ -344,9 +259,9 @@ class Agent:
         supervisor.start(self._spec)
         self._tell(AttemptStarted(self._plan))
         if not self._is_settled:
-            settle_s = 0.0 if plan.fork_servers else SETTLE_S
-            self._take_in(supervisor, *self._wait(supervisor, settle_s))
-            if not any(isinstance(event, Ended) for event, _ in self._queue):
+            self._take_in(supervisor, *self._wait(supervisor, 0.0 if plan.fork_servers else SETTLE_S))
+            lasts = not any(isinstance(event, Ended) for event, _ in self._queue)
+            if lasts or self._metrics is not None:
                 self._settle(supervisor)
 
     def _serve(self, server: ForkServer, supervisor: Supervisor) -> int:
@@ -483,14 +398,14 @@ class Agent:
         """Queue events of the channels and of the engine, and mark those that matter to later decisions."""
         for event in told:
             if isinstance(event, Asked):
-                self._views_of(supervisor).answer(event.look, event.reply)
+                self._watchers_of(supervisor).views.answer(event.look, event.reply)
             else:
                 self._queue.append((event, not isinstance(event, TimerExpired)))
         for event in happened:
             if isinstance(event, Called):
-                self._views_of(supervisor).welcome()
+                self._watchers_of(supervisor).views.welcome()
             elif isinstance(event, SignalReceived) and event.action == "explain":
-                self._views_of(supervisor).explain()
+                self._watchers_of(supervisor).views.explain()
             else:
                 self._queue.append((event, _is_news(event)))
 
@@ -573,12 +488,3 @@ def _stops_others(event: object, decision: Decision) -> bool:
     if isinstance(event, Exited):
         return event.exit.status != 0 and not event.exit.caused_by_stop and decision.kind == "go_on"
     return decision.kind == "stop" and bool(decision.why)
-
-
-def stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
-    """Stop the workers after an exception in `Agent.run`, and wait until nothing of them is left."""
-    supervisor.stop(signum=signum, grace_s=grace_s)
-    deadline_s = time.monotonic() + grace_s + SILENCE_S
-    events = supervisor.wait(SILENCE_S)
-    while events and not any(isinstance(event, Ended) for event in events):
-        events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))

@@ -14,12 +14,13 @@ from dsl.errors import DslError
 from dsl.machine.this_process import Console, use_null
 from dsl.model.outcome import AttemptStarted
 from dsl.observe.job_folders import JobFolders, OwnFolder
-from dsl.report.speak import complain, say, write
+from dsl.report.speak import complain, flush_output, say, write
 from dsl.signals import ENDING, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
 
 NOTE_BYTES = 32
@@ -139,3 +140,44 @@ def _end_wait(signum: int, _frame: object) -> None:
 def _send(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null for closed standard streams: else the next opened file would take the place of one."""
+    while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
+
+
+def leave_shell(attend: Callable[[int], None]) -> int:
+    """Go on in a child with its own session: returns 0 there, and here the child's pid.
+
+    ``attend`` is called here with the pid, while signals that would end this process wait. Raises DslError.
+    """
+    flush_output()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        pid = os.fork()
+        if pid:
+            attend(pid)
+        else:
+            os.setsid()
+    except OSError as error:
+        raise DslError(f"cannot start a process in the background: {error.strerror}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def stay_behind() -> None:
+    """Go on in a child with its own session and /dev/null as streams, and end this process with 0."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    use_null(0, 1, 2)
+
+
+def become(words: Sequence[str]) -> NoReturn:
+    """Replace this process by another program. Raises OSError if it cannot be executed."""
+    flush_output()
+    os.execv(words[0], list(words))  # noqa: S606  there is no shell, on purpose

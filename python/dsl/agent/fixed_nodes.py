@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl import Supervisor
-    from dsl.agent.agent import Channel
+    from dsl.agent.roles import Channel
     from dsl.agent.session import Launch
     from dsl.facts import Facts
     from dsl.model.job import Notice

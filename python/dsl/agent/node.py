@@ -13,7 +13,7 @@ from dsl import Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
 from dsl.agent.preflight import look
-from dsl.agent.session import Crew, Hooks, Session, stay_behind
+from dsl.agent.session import Crew, Hooks, Session
 from dsl.control.checks import assignment_problem
 from dsl.control.hub import FdStream, Hub, Link, connect
 from dsl.control.messages import (
@@ -45,7 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.agent.agent import Listener
+    from dsl.agent.roles import Listener
     from dsl.model.node import NodePlan
 
 COMMAND = "dsl"
@@ -128,6 +128,8 @@ def _run(options: AgentOptions) -> int:
     )
     link.send_now(hello)
     if options.detaches:
+        from dsl.agent.background import stay_behind
+
         stay_behind()
     assignment = _await(link, WORD_S)
     if not isinstance(assignment, Assignment):

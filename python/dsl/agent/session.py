@@ -10,12 +10,12 @@ from __future__ import annotations
 # The module behind `signal` is a part of the interpreter, so importing it needs no file. It has no stub.
 import _signal  # type: ignore[import-not-found]
 import os
+import time
 
-from dsl import BindingError, EngineError, Guard, SpecError, Supervisor, _own_process
-from dsl.agent.agent import Agent, stop_group
+from dsl import BindingError, Ended, EngineError, Guard, SpecError, Supervisor, _own_process
+from dsl.agent.agent import Agent
 from dsl.agent.policy import decide
 from dsl.errors import DslError
-from dsl.machine.this_process import use_null
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
 from dsl.signals import ENDING, signal_name
@@ -23,13 +23,13 @@ from dsl.signals import ENDING, signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from typing import NoReturn, Protocol, TypeAlias, TypeVar
+    from typing import TypeAlias, TypeVar
 
     from dsl import GuardOutcome
-    from dsl.agent.agent import Channel, Listener, Policy, Source
     from dsl.agent.background import Background
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.planner import Planner
+    from dsl.agent.roles import Channel, Listener, Plans, Policy
     from dsl.agent.timers import FileTimers
     from dsl.agent.warm import WarmCalls
     from dsl.model.job import Notice
@@ -42,15 +42,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Notices: TypeAlias = Callable[[NodePlan], Sequence[Notice]]
 
-    class Plans(Source, Protocol):
-        """A source of plans that cleans up after the job."""
-
-        def finish(self, *, succeeded: bool) -> None:
-            """Remove the files that were made for the job."""
-
-        def tidy(self) -> None:
-            """Remove what earlier jobs have left. Called at a time when nobody waits for that."""
-
     CrewMaker: TypeAlias = Callable[[NodePlan], "Crew"]
     Launch: TypeAlias = Callable[[Plans, CrewMaker, Notices], "Session"]
     """Makes a session of its source, crew and notices. The other arguments are known."""
@@ -60,6 +51,9 @@ LATE_MODULES = ("dsl.machine.sockets", "dsl.report.verdict")
 """Modules that the guard may need. The package may be gone from disk by then."""
 
 SIGINT, SIGTERM = 2, 15
+SILENCE_S = 1.0
+"""A running group reports a stop at once; without a report in this time, no group runs."""
+
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
 
 
@@ -349,51 +343,19 @@ def _run_here(agent: Agent, plan: NodePlan) -> Outcome:
     except BaseException as error:
         # Stop the workers in order. Another exception kills them at once, in `close`.
         usual = SIGINT if isinstance(error, KeyboardInterrupt) else SIGTERM
-        stop_group(supervisor, int(getattr(error, "sigval", usual)), plan.grace_s)
+        _stop_group(supervisor, int(getattr(error, "sigval", usual)), plan.grace_s)
         raise
     finally:
         supervisor.close()
 
 
-def become(words: Sequence[str]) -> NoReturn:
-    """Replace this process by another program. Raises OSError if it cannot be executed."""
-    flush_output()
-    os.execv(words[0], list(words))  # noqa: S606  there is no shell, on purpose
-
-
-def fill_standard_streams() -> None:
-    """Open /dev/null for closed standard streams: else the next opened file would take the place of one."""
-    while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
-        os.set_inheritable(null, True)
-    os.close(null)
-
-
-def leave_shell(attend: Callable[[int], None]) -> int:
-    """Go on in a child with its own session: returns 0 there, and here the child's pid.
-
-    ``attend`` is called here with the pid, while signals that would end this process wait. Raises DslError.
-    """
-    flush_output()
-    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
-    try:
-        pid = os.fork()
-        if pid:
-            attend(pid)
-        else:
-            os.setsid()
-    except OSError as error:
-        raise DslError(f"cannot start a process in the background: {error.strerror}") from None
-    finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
-    return pid
-
-
-def stay_behind() -> None:
-    """Go on in a child with its own session and /dev/null as streams, and end this process with 0."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    use_null(0, 1, 2)
+def _stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
+    """Stop the workers after an exception in `Agent.run`, and wait until nothing of them is left."""
+    supervisor.stop(signum=signum, grace_s=grace_s)
+    deadline_s = time.monotonic() + grace_s + SILENCE_S
+    events = supervisor.wait(SILENCE_S)
+    while events and not any(isinstance(event, Ended) for event in events):
+        events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 def crew_of(planner: Planner, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:

@@ -9,9 +9,10 @@ from shlex import join
 
 from dsl import _own_process
 from dsl._record import replace
+from dsl.agent.background import become, fill_standard_streams
 from dsl.agent.held_servers import HeldServers
 from dsl.agent.planner import Planner
-from dsl.agent.session import become, die_of_interrupt, fill_standard_streams
+from dsl.agent.session import die_of_interrupt
 from dsl.autotune.ds_config import (
     experiment_words,
     find_config,

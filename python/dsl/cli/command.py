@@ -6,7 +6,7 @@ import os
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.agent.session import Session, crew_of, fill_standard_streams, leave_shell
+from dsl.agent.session import Session, crew_of
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError
 from dsl.facts import Facts, this_machine
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.agent.background import Background
-    from dsl.agent.session import CrewMaker, Notices, Plans
+    from dsl.agent.roles import Plans
+    from dsl.agent.session import CrewMaker, Notices
     from dsl.cli.reader import Options
     from dsl.model.node import NodePlan
     from dsl.report.recorder import Recorder
@@ -98,7 +99,7 @@ class Command:
             return examine(request, facts, lambda planned: _start_on_hosts(planned, show, facts, None, None))
         if not request.detaches or show.is_dry:
             return self._start(request, show, facts, argv)
-        from dsl.agent.background import Background
+        from dsl.agent.background import Background, fill_standard_streams, leave_shell
 
         fill_standard_streams()
         background = Background(self.name, argv)
