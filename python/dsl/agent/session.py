@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     """Makes a session of its source, crew and notices. The other arguments are known."""
 
 
-LATE_MODULES = ("dsl.machine.sockets", "dsl.report.verdict")
+GUARD_MODULES = ("dsl.machine.sockets", "dsl.report.verdict")
 """Modules that the guard may need. The package may be gone from disk by then."""
 
 SIGINT, SIGTERM = 2, 15
@@ -317,7 +317,7 @@ class Session:
             calls.close()
         hooks.stay()
         self._source.tidy()
-        _own_process.keep(LATE_MODULES)
+        _own_process.keep(GUARD_MODULES)
         outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
         try:
             if outcome.agent_signal is not None:

@@ -6,6 +6,7 @@ from dsl._record import Record
 from dsl.devices.accelerators import ACCELERATORS, are_hidden, ends_list
 from dsl.errors import AcceleratorError, FilterError, NoDevicesError
 from dsl.lists import BEYOND, MOST_WORKERS, parse_integer, parse_number, quote, shorten
+from dsl.resources.filters import check_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
         # A number too large for any machine is refused like any other slot that this machine lacks.
         numbers = [parse_number(entry) for entry in shown]
         slots = list(dict.fromkeys([BEYOND if number is None else number for number in numbers]))
-        from dsl.resources.filters import check_slots
-
         try:
             check_slots("localhost", slots, {"localhost": devices.slots})
         except FilterError as error:

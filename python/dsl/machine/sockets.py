@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MOST_SOCKETS = 1000
-"""How many sockets of a directory are looked at."""
+"""How many are asked."""
 MOST_AT_ONCE = 32
 
 
@@ -26,7 +26,7 @@ def find_sockets(*endings: str) -> list[tuple[str, str]]:
             names = os.listdir(folder) if os.lstat(folder).st_uid == os.geteuid() else []
         except OSError:
             continue
-        found += [(folder, name) for name in sorted(names)[:MOST_SOCKETS] if name.endswith(endings)]
+        found += [(folder, name) for name in sorted(names) if name.endswith(endings)]
     return found
 
 
@@ -35,7 +35,7 @@ def ask_sockets(ask: Callable[[tuple[str, str]], T | None], *endings: str) -> li
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        return [one for one in pool.map(ask, find_sockets(*endings)) if one is not None]
+        return [one for one in pool.map(ask, find_sockets(*endings)[:MOST_SOCKETS]) if one is not None]
 
 
 def remove_socket(folder: str, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.lists import MOST_WORKERS, THREADS_VARIABLE, parse_integer
+from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
@@ -67,9 +67,6 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
-    number = parse_integer(job.workers)
-    if number is not None and 1 <= number <= MOST_WORKERS:
-        return number
     from dsl.devices.nproc import local_world_size
 
     environ = inherited_environment(job, facts.environ)
