@@ -258,13 +258,19 @@ def byte_size(text: str) -> int:
     return size
 
 
+def unquoted(text: str) -> str:
+    """A text without a pair of quotes around it, which a YAML file or a batch script has left there."""
+    is_quoted = text[:1] in ("'", '"') and text[-1] == text[0] and text.count(text[0]) == 2
+    return text[1:-1] if is_quoted else text
+
+
 def filled(expected: str) -> Callable[[str], str]:
     """A reader of text. Empty text is refused as a mistake, like in torchrun; ``expected``: what to write."""
 
     def read(text: str) -> str:
         if not text:
             raise BadValueError(f"expected {expected}, but it is empty")
-        return text
+        return unquoted(text)
 
     return read
 

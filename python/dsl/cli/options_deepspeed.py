@@ -11,6 +11,7 @@ from dsl.cli.options import (
     flag,
     integer,
     seconds,
+    unquoted,
     value,
 )
 from dsl.lists import parse_integer, quote
@@ -32,8 +33,12 @@ _OPTIONS = {
             "file of lines 'HOST slots=N'; without it the job runs on this machine", DEFAULT_HOSTFILE,
             is_slip=True,
         ),
-        value(DEEPSPEED, "-i --include", "FILTER", "use only HOST[:SLOT,...][@HOST...]", ""),
-        value(DEEPSPEED, "-e --exclude", "FILTER", "use all but HOST[:SLOT,...][@HOST...]", ""),
+        value(
+            DEEPSPEED, "-i --include", "FILTER", "use only HOST[:SLOT,...][@HOST...]", "", read=unquoted,
+        ),
+        value(
+            DEEPSPEED, "-e --exclude", "FILTER", "use all but HOST[:SLOT,...][@HOST...]", "", read=unquoted,
+        ),
         value(
             DEEPSPEED, "--num_nodes", "N",
             "use the first N hosts; MIN:MAX if elastic", -1, read=node_count, is_slip=True,

@@ -14,6 +14,7 @@ from dsl.cli.options import (
     flag,
     integer,
     seconds,
+    unquoted,
     value,
 )
 from dsl.model.request import LOG_LEVELS
@@ -28,11 +29,11 @@ _OPTIONS = {
     "where to run": (
         value(
             TORCHRUN, "--nnodes", "N",
-            "number of nodes; MIN:MAX for nodes that come and go", "1:1", is_slip=True,
+            "number of nodes; MIN:MAX for nodes that come and go", "1:1", read=unquoted, is_slip=True,
         ),
         value(
             TORCHRUN, "--nproc-per-node", "N|auto|cpu|gpu",
-            "workers on this node; also the name of a device", "1", is_slip=True,
+            "workers on this node; also the name of a device", "1", read=unquoted, is_slip=True,
         ),
         value(
             TORCHRUN, "--node-rank", "RANK",
@@ -49,13 +50,16 @@ _OPTIONS = {
         ),
     ),
     "where to meet": (
-        value(TORCHRUN, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1", is_slip=True),
+        value(
+            TORCHRUN, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1", read=unquoted,
+            is_slip=True,
+        ),
         value(
             TORCHRUN, "--master-port", "PORT",
             "port there; on one node a free one is chosen, on several it is 29500", read=integer,
             is_slip=True,
         ),
-        value(TORCHRUN, "--local-addr", "ADDRESS", "address of this node"),
+        value(TORCHRUN, "--local-addr", "ADDRESS", "address of this node", read=unquoted),
         flag(
             TORCHRUN, "--standalone",
             "one node that meets nobody: a free port and an id of its own", is_slip=True,
@@ -63,14 +67,15 @@ _OPTIONS = {
         value(
             TORCHRUN, "--rdzv-backend", "static|c10d|etcd|etcd-v2|NAME",
             "how nodes find each other; NAME: a backend that is registered with torch",
-            "static", is_slip=True,
+            "static", read=unquoted, is_slip=True,
         ),
         value(
             TORCHRUN, "--rdzv-endpoint", "HOST:PORT",
-            "where the store is; with static the same as --master-addr and --master-port", "", is_slip=True,
+            "where the store is; with static the same as --master-addr and --master-port", "", read=unquoted,
+            is_slip=True,
         ),
         value(TORCHRUN, "--rdzv-id", "ID", "name of the job", "none", is_slip=True),
-        value(TORCHRUN, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", ""),
+        value(TORCHRUN, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", "", read=unquoted),
     ),
     "workers": (
         flag(TORCHRUN, "-m --module", "run the script as 'python -m' does"),

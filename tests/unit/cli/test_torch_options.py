@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dsl.cli.options import COMMON
 from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.parser import Parser
+from dsl.cli.reader import read_words
 from dsl.cli.torchrun import parse_args
 
 PARSER = Parser(COMMAND_LINE)
@@ -183,6 +184,31 @@ def test_every_option_has_a_variable_and_the_command_line_wins(action: argparse.
     by_line = getattr(_options(f"{flag}{mark}{first} t.py"), action.dest)
     assert getattr(_options("t.py", {variable: first}), action.dest) == by_line
     assert getattr(_options(f"{flag}{mark}{first} t.py", {variable: second}), action.dest) == by_line
+
+
+@pytest.mark.parametrize("mark", ["'", '"'])
+@pytest.mark.parametrize(
+    "dest, text",
+    [
+        ("rdzv_conf", "timeout=60,read_timeout=5"),
+        ("rdzv_endpoint", "h:29400"),
+        ("nnodes", "1:4"),
+        ("tee", "0:1,1:2"),
+    ],
+)
+def test_quotes_around_a_value_that_no_shell_has_read_are_taken_off(dest: str, text: str, mark: str) -> None:
+    """A list of words in a YAML file keeps them."""
+    quoted = f"{mark}{text}{mark}"
+    assert getattr(_options(f"--{dest}={quoted} t.py"), dest) == text
+    assert getattr(_options("t.py", {f"PET_{dest.upper()}": quoted}), dest) == text
+    read = read_words([f"--{dest}", quoted, "t.py"], COMMAND_LINE)
+    assert read is not None
+    assert getattr(read, dest) == text
+
+
+@pytest.mark.parametrize("text", ['"a"=1,b="2"', '"a=1', "a=1'", '"', ""])
+def test_quotes_inside_of_a_value_stay(text: str) -> None:
+    assert _options("t.py", {"PET_RDZV_CONF": text}).rdzv_conf == text
 
 
 def test_both_names_of_the_grace_have_a_variable_and_torchs_own_comes_last() -> None:
