@@ -188,13 +188,21 @@ def test_the_conda_package_needs_what_the_wheel_needs(metadata: Path) -> None:
     assert recipe["requirements"]["host"][0] == f"python {fields['Requires-Python'].removeprefix('>=')}.*"
 
 
-def test_every_extra_that_a_message_or_a_page_names_exists(metadata: Path) -> None:
-    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
-    extras = set(fields.get_all("Provides-Extra", []))
-    named = set()
+def test_what_messages_and_pages_tell_users_to_install_can_be_installed() -> None:
+    """The package is on no index, so its extras need the address of the repository."""
+    packages = {re.split(r"[^\w-]", one)[0] for one in importlib.metadata.requires("dsl") or ()}
+    extras = set(importlib.metadata.metadata("dsl").get_all("Provides-Extra") or ())
+    named: dict[str, set[str]] = {"packages": set(), "extras": set()}
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("python/dsl/**/*.py")):
-        named |= set(re.findall(r"install '(?:dsl|\.)\[(\w+)\]'", path.read_text(encoding="utf-8")))
-    assert {"observe", "tune"} <= named <= extras
+        text = path.read_text(encoding="utf-8")
+        for name, extra, rest in re.findall(
+            r"pip install ['\"]?(?!git\+)([\w.-]+)(?:\[(\w+)\])?(.{0,7})", text
+        ):
+            assert name != "dsl" or rest.startswith(" @ git+"), path
+            named["extras" if extra else "packages"].add(extra or name)
+    assert {"all", "tune"} <= named["extras"] <= extras
+    assert {"py-spy", "textual", "matplotlib", "optuna", "debugpy"} <= named["packages"]
+    assert named["packages"] <= packages | {"python-etcd"}  # torch needs that one
 
 
 def test_the_extra_all_brings_every_other_one_but_torch(metadata: Path) -> None:

@@ -156,7 +156,7 @@ def test_without_py_spy_one_is_told_how_to_install_it(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     found = stacks_of(sleeping)
-    assert found.problem == "py-spy is not installed here: pip install 'dsl[observe]'"
+    assert found.problem == "py-spy is not installed here: pip install py-spy"
     assert found.threads[0].call == "clock_nanosleep"
 
 

@@ -312,7 +312,7 @@ def test_without_textual_one_line_says_how_to_get_it(
     (tmp_path / "textual.py").write_text("raise ImportError('no', name='textual')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with on_screen(top, 80, 24) as keyboard:
-        keyboard.showed("pip install 'dsl[observe]'")
+        keyboard.showed("pip install textual")
         keyboard.reported("ended 1")
         assert "Traceback" not in keyboard.shown().decode()
 

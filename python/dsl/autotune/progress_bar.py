@@ -59,7 +59,7 @@ class Progress:
         self._best: tuple[str, float] | None = None
         self._draws = can_draw()
         if not self._draws:
-            self._warn("matplotlib is not installed, so there will be no plot: pip install 'dsl[tune]'")
+            self._warn("matplotlib is not installed, so there will be no plot: pip install matplotlib")
         self._bar = None if is_quiet else _make_bar(expected, self._left)
         self.go_on()
 

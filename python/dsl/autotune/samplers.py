@@ -122,7 +122,7 @@ def _import_optuna() -> Any:
         import optuna
     except ImportError:
         raise AutotuningError(
-            "autotuning.tuner_type model_based needs optuna: pip install 'dsl[tune]', "
+            "autotuning.tuner_type model_based needs optuna: pip install optuna, "
             "or choose gridsearch or random"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
             if name not in ("textual", "rich"):
                 raise
             raise DslError(
-                "the live view needs textual: pip install 'dsl[observe]', or give --once for one table"
+                "the live view needs textual: pip install textual, or give --once for one table"
             ) from None
     jobs = running_jobs()
     if not is_live:

@@ -19,7 +19,7 @@ LONGEST_NAME = 120
 LONGEST_PATH = 300
 MOST_BYTES = 16 << 20
 """A longer answer counts as none."""
-INSTALL = "pip install 'dsl[observe]'"
+INSTALL = "pip install py-spy"
 
 
 class PythonThread(Record):

@@ -240,7 +240,7 @@ def picture_of(spans: Sequence[Span]) -> bytes:
     try:
         from matplotlib import rc_context
     except ImportError:
-        raise TimelineError("there is no picture without matplotlib: pip install 'dsl[observe]'") from None
+        raise TimelineError("there is no picture without matplotlib: pip install matplotlib") from None
     file = BytesIO()
     # The names come from the user: nothing in them is a formula.
     with rc_context({"text.parse_math": False}):

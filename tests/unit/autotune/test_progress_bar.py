@@ -109,7 +109,7 @@ def test_without_matplotlib_a_line_says_so_before_the_search(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     told = Told(tmp_path)
     assert told.lines == [
-        "warning: matplotlib is not installed, so there will be no plot: pip install 'dsl[tune]'"
+        "warning: matplotlib is not installed, so there will be no plot: pip install matplotlib"
     ]
     told.progress.finish(make_summary([]))
     assert told.lines[1:] == ["all stages are tried", f"summary.txt, summary.json in {tmp_path}"]
