@@ -474,11 +474,16 @@ def test_a_function_of_a_program_without_a_file_is_refused_in_one_line() -> None
 
 @pytest.mark.guarantee("G8")
 def test_a_program_without_a_guard_does_not_start_workers_of_workers() -> None:
-    """As with multiprocessing, but said where it helps."""
+    """As with multiprocessing, but said once, and where it helps."""
     started = program("launch_unguarded.py")
     _, errors = started.communicate(timeout=20)
     assert started.returncode == 1
-    assert "put the call under if __name__ == '__main__':" in errors
+    (last,) = [line for line in errors.splitlines() if "__main__" in line]
+    assert last == errors.splitlines()[-1]
+    assert last.startswith(f"dsl.functions.call.EntrypointError: {PROGRAMS / 'launch_unguarded.py'}:12 ")
+    assert last.endswith("every worker imports it: put that line under if __name__ == '__main__':")
+    assert errors.count("Traceback") == 1
+    assert errors.count("launcher.py") == 2, "the traceback shows frames between the call and the error"
 
 
 def test_ctrl_c_lets_the_workers_finish_and_then_raises(folder: Path) -> None:

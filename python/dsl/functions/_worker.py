@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 LOCAL_RANK_MACRO = "${local_rank}"
+UNGUARDED = (
+    "launches workers whenever it is imported, and every worker imports it: put that line under "
+    "if __name__ == '__main__':"
+)
+"""What is wrong with a program that launches without a guard, behind its file and line. The launching program
+says it once for all workers."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -32,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
         raise
     except BaseException as error:  # noqa: BLE001  whatever it is, it ends the worker
         error.__traceback__ = _without_our_frames(error.__traceback__)
-        _record(error)
-        sys.excepthook(type(error), error, error.__traceback__)
+        if not (_record(error) and one_line(error).endswith(UNGUARDED)):
+            sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 
 
@@ -125,11 +131,14 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _record(error: BaseException) -> None:
-    """Write the record that torch's ``@record`` writes (torch 2.13), unless there already is one."""
+def _record(error: BaseException) -> bool:
+    """Write the record that torch's ``@record`` writes (torch 2.13), unless there already is one.
+
+    Returns whether it was written.
+    """
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if not path or os.path.lexists(path):
-        return
+        return False
     import json
     import time
     import traceback
@@ -146,7 +155,8 @@ def _record(error: BaseException) -> None:
             json.dump({"message": {"message": text, "extraInfo": extra}}, file)
         os.replace(part, path)
     except OSError:
-        return  # what happened is shown on stderr, too
+        return False
+    return True
 
 
 def _show_faults() -> None:

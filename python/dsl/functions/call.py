@@ -11,6 +11,7 @@ from typing import Any
 from dsl._record import replace
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
+from dsl.functions.errors import ChildFailedError
 from dsl.model.node import NodePlan
 from dsl.plan.program import CALL_FILE, RESULT_FILE, WORKER_FILE
 
@@ -181,11 +182,23 @@ def refuse_while_importing() -> None:
     """
     from multiprocessing import process
 
-    if getattr(process.current_process(), "_inheriting", False):
-        raise EntrypointError(
-            "workers are started while a worker imports the main program: put the call under "
-            "if __name__ == '__main__':"
-        )
+    if not getattr(process.current_process(), "_inheriting", False):
+        return
+    line, place = sys._getframe(), "the main program"  # noqa: SLF001  no other call gives line and module
+    while line.f_back is not None:
+        line = line.f_back
+        if line.f_code.co_name == "<module>" and line.f_globals.get("__name__") == "__mp_main__":
+            place = f"{line.f_code.co_filename}:{line.f_lineno}"
+    raise EntrypointError(f"{place} {_worker.UNGUARDED}")
+
+
+def unguarded(error: ChildFailedError) -> EntrypointError | None:
+    """What a worker has recorded if it failed by `refuse_while_importing`, and has not shown itself."""
+    for one in error.failures.values():
+        said = one.failure.recorded.message if one.failure.recorded is not None else ""
+        if said.endswith(_worker.UNGUARDED):
+            return EntrypointError(said.partition(": ")[2])
+    return None
 
 
 def _preparation() -> tuple[dict[str, Any], bool]:

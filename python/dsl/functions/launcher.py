@@ -16,7 +16,7 @@ import sys
 
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
-from dsl.errors import RendezvousError, UnsupportedError
+from dsl.errors import DslError, RendezvousError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
     Call,
@@ -26,6 +26,7 @@ from dsl.functions.call import (
     interpreter_words,
     refuse_while_importing,
     source_of,
+    unguarded,
 )
 from dsl.functions.config import LaunchConfig, to_request, warnings_of
 from dsl.functions.errors import ChildFailedError, ProcessFailure, failure_of
@@ -97,7 +98,7 @@ def launch(
     ``fields``: more fields of `LaunchConfig`. Raises what `launch_agent` raises.
     """
     config = LaunchConfig(1, 1, nproc_per_node, max_restarts=max_restarts, **fields)
-    return list(launch_agent(config, entrypoint, args).values())
+    return list(_launch(config, entrypoint, args).values())
 
 
 def launch_agent(
@@ -165,7 +166,10 @@ def _launch(
         log("warning", line)
     config.run_id = request.meeting.run_id
     call = (entrypoint, tuple(args)) if callable(entrypoint) else None
-    return run_request(request, this_machine(), call, held=held)
+    try:
+        return run_request(request, this_machine(), call, held=held)
+    except DslError as error:
+        raise error.with_traceback(None)  # noqa: B904  it is the same error, without our frames
 
 
 def run_request(
@@ -314,7 +318,8 @@ def _conclude(source: _Source, outcome: Outcome, others: FixedNodes | TorchNodes
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
     if outcome.cause is not None:
-        raise failure_of(plan.name, outcome.last) from outcome.error
+        failed = failure_of(plan.name, outcome.last)
+        raise (unguarded(failed) or failed) from outcome.error
     if outcome.code and others is not None:
         raise outcome.error or RendezvousError(_ended_elsewhere(outcome, others.judged()))
     return source.results(plan)
