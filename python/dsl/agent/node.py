@@ -98,6 +98,8 @@ class AgentOptions:
         self.heartbeat_s = parse_seconds(values["--heartbeat"]) or DEFAULT_HEARTBEAT_S
         self.detaches, self.owns_allocation = given["--detach"], given["--own-allocation"]
         self.per_rank = given["--per-rank"]
+        self.has_variables = given["--per-rank"] or given["--per-node"]
+        """The launcher passes variables on, and with them the key of the job."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -279,21 +281,27 @@ def _link(hub: Hub, options: AgentOptions, place: int) -> Link:
         ours = [os.dup(fd) for fd in (0, 1)]
         use_null(0, 1)
         return hub.add(FdStream(*ours), "the head")
-    key = os.environ.get(KEY_VARIABLE, "")
-    if key:
-        secret = _unhex(key)
+    if options.has_variables:
+        secret = _given_key()
     else:
         secret = os.urandom(32)
         os.write(1, f"dsl-agent {place} {secret.hex()}\n".encode())
     stream = connect(options.addresses, secret, place, CONNECT_S)
-    if not key and os.getpgrp() != os.getpid():
+    if not options.has_variables and os.getpgrp() != os.getpid():
         os.setpgid(0, 0)  # now the head ends this agent, no longer the end of the connection that started it
     return hub.add(stream, "the head")
 
 
-def _unhex(key: str) -> bytes:
+def _given_key() -> bytes:
+    """The key of the job, from the environment. Raises DslError: something on the way has taken it away."""
+    text = os.environ.get(KEY_VARIABLE, "")
+    if not text:
+        raise DslError(
+            f"{KEY_VARIABLE} has not come to host {os.uname().nodename}: let the launcher, and what it runs "
+            "there, pass variables on"
+        )
     try:
-        return bytes.fromhex(key)
+        return bytes.fromhex(text)
     except ValueError:
         raise DslError(f"{KEY_VARIABLE} holds no key: the launcher has changed it") from None
 

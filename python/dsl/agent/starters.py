@@ -350,8 +350,8 @@ class Starters:
     def _hear_line(self, program: Starter, text: str) -> list[object]:
         places, said = program.about(text)
         words = said.split()
-        if places and not program.start.speaks and words[-3:-2] == [ANNOUNCEMENT]:
-            return self._hear_key(places, *words[-2:])
+        if not program.start.speaks and len(words) > 2 and words[-3].endswith(ANNOUNCEMENT):
+            return self._hear_key(program, places, *words[-2:])  # the user does not see a line with a key
         if len(words) == 3 and words[0] == ENDED:
             # The program reports other codes itself, and if it serves one host, this code, too.
             ended = parse_number(words[1]) in places and parse_number(words[2]) == 0 and not program.is_ssh
@@ -368,8 +368,8 @@ class Starters:
             news.append(self._missing(program, program.labels[label], status))
         return news
 
-    def _hear_key(self, places: Sequence[int], number: str, key: str) -> list[object]:
-        """Take a key that a host of these places has told. Each place has one key."""
+    def _hear_key(self, program: Starter, places: Sequence[int], number: str, key: str) -> list[object]:
+        """Take a key that a host of these places has told, if the host is known. Each place has one key."""
         place = parse_number(number)
         try:
             secret = bytes.fromhex(key)
@@ -377,6 +377,11 @@ class Starters:
             return []
         if place is None or len(secret) != KEY_BYTES:
             return []
+        if not places:
+            name = program.name
+            why = f"{name} does not mark the lines of hosts with their names, so the agent's key was refused"
+            mend = "take out what hides the names (-N, a wrapper)"
+            return [Missing((place,), f"{why}: {mend}")] if program.labels and place in program.places else []
         if place not in places or place in self._keyed:
             what = "a second key" if place in places else "the key of another place"
             text = f"host {self._host(places[0])} has told {what}: it was refused"

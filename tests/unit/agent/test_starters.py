@@ -187,7 +187,7 @@ def test_an_agent_tells_its_key_over_pdsh_by_a_line_of_its_own_host() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(prefix + key_line(1) for prefix in (b"n0: ", b"n0: n1: ", b"n2: ", b"")),
+        *(prefix + key_line(1) for prefix in (b"n0: ", b"n0: n1: ")),
         *(b"n0: " + line for line in (key_line(5), key_line(0, "ab"), key_line(0, "xy" * 32))),
         b"n0: dsl-agent " + b"9" * 5000 + b" " + b"ab" * 32 + b"\n",
     ],
@@ -195,6 +195,17 @@ def test_an_agent_tells_its_key_over_pdsh_by_a_line_of_its_own_host() -> None:
 def test_a_host_cannot_tell_the_key_of_another(line: bytes) -> None:
     news = Stage(PDSH).says(0, line, STDOUT)
     assert news in ([], [warning("host n0 has told the key of another place")])
+
+
+@pytest.mark.parametrize("mark", [b"", b"n2: ", b"n1:"])
+def test_a_key_in_a_line_of_an_unknown_host_is_said_at_once_and_never_shown(mark: bytes) -> None:
+    """A wrapper of pdsh may hide or change the names of hosts."""
+    pdsh = Stage(PDSH)
+    event: Any = Mock(spec=Output, worker=0, stream=STDOUT, data=mark + key_line(1))
+    ((places, why),) = missing(pdsh.starters.hear(event))
+    assert places == (1,)
+    assert why.startswith("pdsh does not mark the lines of hosts with their names")
+    assert "ab" * 32 not in str(pdsh.ends(0, code=1))
 
 
 def test_only_programs_over_ssh_carry_keys() -> None:
