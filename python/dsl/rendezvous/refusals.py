@@ -161,7 +161,13 @@ def describe_waiting(view: View, node: Node, order: Open, place: str) -> str:
         return f"the job has its {most} nodes: this one is parked as a spare until one of them leaves"
     if node in view.waiting:
         return f"waits until the {count} nodes that run take this one in"
-    if node in view.participants and not view.is_complete and count < order.point.least_nodes:
-        least = order.point.least_nodes
+    if node not in view.participants or view.is_complete:
+        return ""
+    least = order.point.least_nodes
+    if count < least:
         return f"waits for nodes: {count} of {least} are at {place} with run id {order.run_id}"
-    return ""
+    time_s = number(order.point.settings, "last_call_timeout")
+    return (
+        f"{count} of up to {most} nodes are at {place} with run id {order.run_id}, which is enough: waits up "
+        f"to {time_s} s for more (last_call_timeout)"
+    )

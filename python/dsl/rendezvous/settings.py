@@ -62,6 +62,7 @@ KINDS: dict[str, tuple[Callable[[str], bool], str]] = {
 
 DEFAULTS = {
     "join_timeout": 600,
+    "last_call_timeout": 30,
     "read_timeout": 60,
     "keep_alive_interval": 5,
     "keep_alive_max_attempt": 3,

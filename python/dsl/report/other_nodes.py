@@ -75,7 +75,7 @@ class OtherNodes:
         if last.ended.first_failure is not None and kind == "meet" and not self._is_blamed:
             self._is_blamed = True
             self._say_headline(last)
-        if kind == "finish":
+        if kind == "finish" and last.plan.world_size > len(last.plan.workers):
             self._say("all workers of this node ended well, waiting for the other nodes", "info")
         elif kind == "doubt":
             text = (

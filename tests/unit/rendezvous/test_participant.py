@@ -15,6 +15,7 @@ from dsl.model.nodes import NodesFinished
 from dsl.rendezvous.delegate_messages import Meet, Open
 from dsl.rendezvous.meeting import Meetings
 from dsl.rendezvous.participant import Participant
+from dsl.rendezvous.refusals import describe_waiting
 from dsl.rendezvous.round_keys import Round
 from dsl.rendezvous.torch_side import Site
 from dsl.rendezvous.view import RoundNodes, View
@@ -63,6 +64,25 @@ def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
 
 OURS, OTHER = ("a", 1, 0), ("b", 2, 0)
 OPEN = Open(MeetingPoint("dynamic", "", None, "custom", "h:1", least_nodes=2), "job", 2, "a")
+
+
+@pytest.mark.parametrize(
+    "least, count, said",
+    [
+        (2, 1, "waits for nodes: 1 of 2 are at h:1 with run id job"),
+        (
+            1,
+            1,
+            "1 of up to 3 nodes are at h:1 with run id job, which is enough: waits up to 7 s for more",
+        ),
+    ],
+)
+def test_a_node_says_whether_it_waits_for_nodes_that_the_job_needs(least: int, count: int, said: str) -> None:
+    point = MeetingPoint("dynamic", "", None, "c10d", "h:1", (("last_call_timeout", "7"),), least_nodes=least)
+    order = Open(point, "job", 3, "a")
+    nodes = (OURS, OTHER)[:count]
+    assert describe_waiting(View(participants=nodes), OURS, order, "h:1").startswith(said)
+    assert describe_waiting(View(participants=nodes, is_complete=True), OURS, order, "h:1") == ""
 
 
 class SeenElsewhere:

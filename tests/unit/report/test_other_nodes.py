@@ -25,6 +25,8 @@ from dsl.report.narrator import Narrator
 
 CAUSE = an_exit(1, code=7)
 OWN = an_attempt(a_plan(2), [CAUSE], end(CAUSE))
+WELL = an_attempt(a_plan(2), [an_exit(0), an_exit(1)], end())
+BESIDE = replace(WELL, plan=replace(WELL.plan, world_size=4))
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]
 VICTIM = an_attempt(a_plan(2), STOPPED, end())
 PEER = PeerFailure("b", 3, 9, failed(a_plan(4).workers[3], an_exit(3, code=9)), is_final=False)
@@ -91,6 +93,11 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
             [MembershipChanged(Membership(1, is_closed=True), ("b",)), Outcome(1, (VICTIM,))],
             ["node b has left the job", "node b has left, the job cannot go on"],
         ),
+        (
+            [Awaiting(History(5, (BESIDE,)), Decision("finish"))],
+            ["all workers of this node ended well, waiting for the other nodes"],
+        ),
+        ([Awaiting(History(5, (WELL,)), Decision("finish"))], []),
         ([Notice("info", "waiting for 1 of 2 nodes")], ["waiting for 1 of 2 nodes"]),
         (
             [MeetingRefused("it is gone", "lost"), MeetingRefused("it is gone", "lost")],
