@@ -60,7 +60,7 @@ def test_a_key_that_is_lost_on_the_way_is_missed_at_once_and_shown_nowhere(
     path.chmod(0o700)
     (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n", encoding="utf-8")
     (tmp_path / "t.py").touch()
-    words = [dsl_command, "--hostfile", "hosts", "--launcher", launcher, "--log_level", "debug", "t.py"]
+    words = [str(dsl_command), "--hostfile", "hosts", "--launcher", launcher, "--log_level", "debug", "t.py"]
     ended = subprocess.run(
         words,
         cwd=tmp_path,
