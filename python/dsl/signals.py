@@ -17,6 +17,9 @@ SIGNALS = {
     30: "SIGPWR", 31: "SIGSYS",
 }  # fmt: skip
 
+KEYS = {2: "Ctrl-C", 3: "Ctrl-\\"}
+"""Keys of a terminal, by the signal that each of them sends."""
+
 LAST = 64
 """Real-time signals up to this one have a number and no name."""
 
@@ -38,6 +41,16 @@ def signal_name(number: int) -> str:
 def signal_word(number: int) -> str:
     """The signal as `parse_signals` reads it: ``SIGKILL`` for 9, ``40`` for a number without a name."""
     return SIGNALS.get(number, str(number))
+
+
+def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) -> str:
+    """What ended a job: ``interrupted (Ctrl-C)``, ``terminated (SIGTERM)``.
+
+    ``is_key``: a key of the terminal sent the signal. ``is_preemption``: the signal announced a preemption.
+    """
+    name = KEYS.get(signum) if is_key else None
+    what = "interrupted" if SIGNALS.get(signum) == "SIGINT" else "terminated"
+    return f"{'preempted' if is_preemption else what} ({name or signal_name(signum)})"
 
 
 def parse_signals(

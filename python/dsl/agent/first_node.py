@@ -14,7 +14,7 @@ from dsl import SignalReceived, Stopping
 from dsl._record import replace
 from dsl.agent.agent import LONGEST_POLL_MS
 from dsl.agent.elsewhere import Elsewhere
-from dsl.agent.joining import objection
+from dsl.agent.joining import WAITING, objection
 from dsl.agent.policy import END_ACTIONS, signal_code
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
@@ -30,7 +30,7 @@ from dsl.model.judgement import Report
 from dsl.model.outcome import Hang
 from dsl.rendezvous.static import choose_port
 from dsl.report.verdict import hang_lines, verdict
-from dsl.signals import signal_name
+from dsl.signals import end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,9 +126,17 @@ class FirstNode:
             self._wait(-1 if supervisor is None else supervisor.fileno())
             for event in () if supervisor is None else supervisor.wait(0):
                 if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
-                    return signal_code(event.signum, self._preempt_signal)
+                    return self._end_wait(event)
                 if isinstance(event, Stopping):
                     return FAILURE
+
+    def _end_wait(self, event: SignalReceived) -> int:
+        """Tell the user here what a signal has ended. Returns the exit code."""
+        roster, is_preemption = self._conductor.roster, event.action == "preempt"
+        how = end_on_request(event.signum, is_key=event.from_terminal, is_preemption=is_preemption)
+        self._tell(Notice("critical", f"{how} while waiting for {roster.names(roster.missing())}"))
+        self._tell = lambda _: None  # what follows is news for the other nodes
+        return signal_code(event.signum, self._preempt_signal)
 
     def disown(self) -> None:
         """Close the connections in this process alone."""
@@ -308,7 +316,7 @@ class FirstNode:
         joining, missing = self._joining, self._conductor.roster.missing()
         count = self._hello.nodes
         names = f"node{'s' if len(missing) > 1 else ''} {format_ranges(missing)}"
-        text = f"waiting for {len(missing)} of {count} nodes: {names}"
+        text = f"{WAITING}{len(missing)} of {count} nodes: {names}"
         here = f"this is node 0, {text}, at {joining.meeting_point} for up to {joining.timeout_s:g} s"
         self._tell(Notice("info", here + self._doubt() + self._advice(missing)))
         self._tell_others(Notice("info", text))

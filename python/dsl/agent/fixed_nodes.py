@@ -7,7 +7,7 @@ from dsl.agent.joining import joining_of
 from dsl.agent.other_node import OtherNode
 from dsl.agent.part import Orders, Reporter, decide
 from dsl.agent.planner import Planner
-from dsl.agent.session import Crew, Hooks, crew_of, listen, timers_of
+from dsl.agent.session import Crew, Hooks, crew_of, end_by_signals, listen, timers_of
 from dsl.control.messages import Refused
 from dsl.machine.check import check_program
 from dsl.report.narrator import CONSOLE
@@ -51,6 +51,10 @@ class FixedNodes(Hooks):
     def call(self) -> None:
         """Find node 0, unless this node is node 0. Signals of this process end the wait. Raises DslError."""
         self._node.call()
+
+    def awaited(self) -> str:
+        """What `call` waits for, in words."""
+        return self._node.awaited if isinstance(self._node, OtherNode) else ""
 
     def enter(self, supervisor: Supervisor | None = None) -> None:  # noqa: ARG002  as of all hooks
         """Serve the connections. From here on this process must not fork and go on in the child."""
@@ -127,5 +131,9 @@ def start(
     sketch = planner.sketch()
     nodes = FixedNodes(planned, facts, planner, lambda notice: tell([notice]), again)
     let_go()
-    nodes.call()
+    release = end_by_signals(planned.job.flavour.command, nodes.awaited)
+    try:
+        nodes.call()
+    finally:
+        release()
     return launch(planner, nodes.crew, planner.notices).run_joined(sketch, nodes, nodes.join)

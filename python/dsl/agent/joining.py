@@ -36,6 +36,10 @@ VARIABLES = "PET_"
 """Prefix of the variables that are defaults of options."""
 
 
+WAITING = "waiting for "
+"""How the line of node 0 begins that says which nodes are missing."""
+
+
 class Joining(Record):
     """How a node takes part."""
 

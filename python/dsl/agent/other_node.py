@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from dsl._record import replace
+from dsl.agent.joining import WAITING
 from dsl.control.hub import Hub, connect
 from dsl.control.messages import Bye, Lost, Moved, Over, Refused, Said
 from dsl.errors import ControlError, RefusedLinkError, RendezvousError
@@ -52,6 +53,8 @@ class OtherNode:
         self._first_host = ""
         self._meeting: Meeting | None = None
         self._is_over = False
+        self.awaited = "node 0"
+        """What this node waits for before the first meeting, in words."""
         now_s = time.monotonic()
         self._remind_s, self._expire_s = now_s + REMIND_S, now_s + joining.timeout_s
 
@@ -68,6 +71,7 @@ class OtherNode:
                 if isinstance(moved, Moved):
                     self._first_host = moved.host
                     self._hub.disown()
+                    self.awaited = "the other nodes"
                     found = self._call(moved.port)
                     if isinstance(found, Meeting) and self._fits(found):
                         self._met(found)
@@ -78,6 +82,7 @@ class OtherNode:
             except ControlError as error:
                 problem = str(error)
             self._hub.disown()
+            self.awaited = "node 0"
             self._wait_longer(problem)
 
     def join(self, supervisor: Supervisor | None = None) -> Meeting:  # noqa: ARG002  as `FirstNode.join`
@@ -107,6 +112,8 @@ class OtherNode:
         link.send_now(joining.hello)
         while isinstance(message := link.receive(joining.silence_s, while_heard=True), Said):
             self._tell(message.notice)
+            if message.notice.text.startswith(WAITING):
+                self.awaited = message.notice.text.removeprefix(WAITING)
         if isinstance(message, Refused):
             self._hub.disown()
             if message.code == FAILURE:

@@ -18,7 +18,7 @@ from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, say
-from dsl.signals import ENDING, signal_name
+from dsl.signals import ENDING, end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -356,6 +356,32 @@ def _stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
     events = supervisor.wait(SILENCE_S)
     while events and not any(isinstance(event, Ended) for event in events):
         events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))
+
+
+def end_by_signals(
+    command: str, awaited: Callable[[], str], close: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """While there is no guard, let a signal end this process, which waits for other nodes.
+
+    The last words say what is ``awaited``. ``close`` is called before the end. Returns the call after which
+    signals end the process as they did before.
+    """
+
+    def end(signum: int, _frame: object) -> None:
+        say(command, f"{end_on_request(signum, is_key=False)} while waiting for {awaited()}")
+        close()
+        _signal.signal(signum, _signal.SIG_DFL)
+        _signal.raise_signal(signum)
+        os._exit(128 + signum)  # this is the first process of a container, which no signal ends
+
+    def release() -> None:
+        for signum in taken:
+            _signal.signal(signum, _signal.SIG_DFL)
+
+    taken = [one for one in ENDING if _signal.getsignal(one) == _signal.SIG_DFL]
+    for signum in taken:
+        _signal.signal(signum, end)
+    return release
 
 
 def crew_of(planner: Planner, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:

@@ -5,15 +5,13 @@ The first meeting comes before there is a guard.
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from dsl import Exited
 from dsl._record import replace
 from dsl.agent.elastic import Elastic
 from dsl.agent.planner import Planner
-from dsl.agent.session import Crew, Hooks, crew_of, listen, timers_of
+from dsl.agent.session import Crew, Hooks, crew_of, end_by_signals, listen, timers_of
 from dsl.errors import OptionError
 from dsl.lists import quote
 from dsl.machine.check import check_program
@@ -25,11 +23,10 @@ from dsl.rendezvous import dynamic
 from dsl.rendezvous.delegate_messages import Finish, Leave
 from dsl.report.narrator import CONSOLE
 from dsl.report.other_nodes import describe_end
-from dsl.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from dsl import Exit
     from dsl.agent.session import Launch
@@ -165,7 +162,9 @@ def start(
     with ExitStack() as stack:
         stack.callback(nodes.close)  # nothing was started
         handlers = stack.enter_context(ExitStack())
-        handlers.enter_context(_ended_by_signals(nodes))
+        place = f" at {job.meeting.endpoint}" if job.meeting.endpoint else ""
+        awaited = f"the nodes with run id {job.run_id}{place}"
+        handlers.callback(end_by_signals(job.flavour.command, lambda: awaited, nodes.close))
         check_program(job.program, job.flavour, facts.environ)
         if job.debug.ranks:
             from dsl.agent.preflight import need_debugger
@@ -220,22 +219,3 @@ def _meeting_line(job: Job) -> str:
     return (
         f"{count} will meet through {point.backend}{where} as job {job.run_id}; this node alone would start:"
     )
-
-
-@contextmanager
-def _ended_by_signals(nodes: TorchNodes) -> Iterator[None]:
-    """While there is no guard, let a signal end the delegate first and then this process."""
-
-    def end(signum: int, _frame: object) -> None:
-        nodes.close()
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
-
-    taken = [one for one in ENDING if signal.getsignal(one) is signal.SIG_DFL]
-    for signum in taken:
-        signal.signal(signum, end)
-    try:
-        yield
-    finally:
-        for signum in taken:
-            signal.signal(signum, signal.SIG_DFL)

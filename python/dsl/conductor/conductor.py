@@ -36,7 +36,7 @@ from dsl.errors import DslError
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Report
 from dsl.model.outcome import REQUEUE_CODE, EndHung
-from dsl.signals import signal_name
+from dsl.signals import end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,6 +195,10 @@ class Conductor:
         if not insists:
             self._context = replace(self._context, signum=signum, is_key=is_key)
         if self._attempt is None:
+            missing = self.roster.missing()
+            what = f"for {self.roster.names(missing)}" if missing else "to start again"
+            how = end_on_request(signum, is_key=is_key)
+            self.notices.append(Notice("critical", f"{how} while waiting {what}"))
             return self._give_up(128 + signum)
         self._attempt.is_stopping = True
         grace_s = 0.0 if insists else self._terms.job.signals.grace_s

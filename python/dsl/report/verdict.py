@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dsl.lists import format_ranges
 from dsl.model.outcome import HANG_CODE, SIGNAL_CODES
-from dsl.signals import signal_name
+from dsl.signals import end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 EPERM = 1
 EACCES = 13
 
-SIGINT, SIGQUIT, SIGKILL = 2, 3, 9
-KEYS = {SIGINT: "Ctrl-C", SIGQUIT: "Ctrl-\\"}
+SIGKILL = 9
 """Keys that make a terminal send a signal."""
 
 # Characters of an exception that fit behind the exit code; a longer exception gets a line of its own.
@@ -181,16 +180,6 @@ def _answer(one: Alike, signum: int) -> str:
     if signum in (one.signal, (one.code or 0) - SIGNAL_CODES):
         return "ended"
     return f"ended ({_ending(one)})"
-
-
-def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) -> str:
-    """What ended a job: ``interrupted (Ctrl-C)``, ``terminated (SIGTERM)``.
-
-    ``is_key``: a key of the terminal sent the signal. ``is_preemption``: the signal announced a preemption.
-    """
-    name = KEYS.get(signum) if is_key else None
-    what = "interrupted" if signum == SIGINT else "terminated"
-    return f"{'preempted' if is_preemption else what} ({name or signal_name(signum)})"
 
 
 def _blame_server(server: ServerLost, host: str, evidence: Evidence) -> str:

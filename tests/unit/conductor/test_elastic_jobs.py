@@ -516,6 +516,7 @@ def test_a_signal_while_the_job_waits_for_hosts_ends_it_at_once() -> None:
     orders = stage.signal(2)
     assert messages(orders, Over) == [(0, Over())]
     assert stage.conductor.code == 130
+    assert stage.said[-1] == "interrupted (SIGINT) while waiting for host n1"
 
 
 def test_a_forwarded_signal_reaches_those_whose_workers_run() -> None:

@@ -227,6 +227,7 @@ def test_a_signal_or_a_lost_host_ends_a_job_that_waits_to_be_started_again() -> 
     orders = stage.signal(2)
     assert [place for place, _ in messages(orders, Over)] == [0, 1]
     assert stage.conductor.code == 130
+    assert stage.said[-1] == "interrupted (SIGINT) while waiting to start again"
     stage = a_crash_loop()
     assert messages(stage.hear(1, Lost("has closed the connection")), Over)
     assert stage.conductor.code == 7
