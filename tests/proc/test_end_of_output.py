@@ -160,7 +160,7 @@ def test_a_restart_does_not_wait_for_a_stalled_stdout(
     line = [str(dsl_command.with_name("dslrun")), *options, "/bin/sh", "-c", script, str(tmp_path / "gate")]
     job = Paused([*line, *words], tmp_path)
     try:
-        until(lambda: "/bin/sh FAILED" in job.said(), 60)
+        until(lambda: "rank 1 (local rank 1, " in job.said().partition("restart 1 of 1")[2], 60)
         assert job.process.poll() is None
         lines = job.reader.read().splitlines()
         for rank in (b"0", b"1"):

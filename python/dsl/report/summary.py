@@ -41,9 +41,10 @@ def addition(name: str, failures: Sequence[Failure], root: Failure, told: str) -
     """The summary to show after a verdict; empty if it would add nothing.
 
     ``told`` is the exception that the verdict has already quoted with its traceback. If the workers have
-    recorded nothing, a summary would only repeat it. Otherwise the summary shows it without its traceback.
+    recorded nothing, a summary would only repeat it, or the exit of a worker that has failed alone.
+    Otherwise the summary shows it without its traceback.
     """
-    if told and not any(failure.recorded for failure in failures):
+    if (told or len(failures) == 1) and not any(failure.recorded for failure in failures):
         return ""
     return format_summary(name, failures, root, told=told)
 

@@ -233,6 +233,7 @@ def test_below_a_verdict_it_stands_only_where_it_adds_something_and_repeats_no_t
     same = a_failure(0, **recorded("Traceback:\nValueError: bad batch"))
     same = replace(same, recorded=replace(same.recorded, message="ValueError: bad batch"))
     assert addition("t", [plain, other], plain, told) == ""
+    assert addition("t", [plain], plain, "") == ""
     assert addition("t", [plain, other], plain, "") == format_summary("t", [plain, other], plain)
     text = addition("t", [same, other], same, told)
     assert f"  traceback : {told}\n=" in text
