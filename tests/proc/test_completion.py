@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -146,6 +147,7 @@ LINES = {
         "dslrun --signals-to-handle SIGUSR1,SIGXC",
         "dslrun --signals-to-handle SIGUSR1,SIGXCPU",
     ),
+    "a word that a tool takes": ("dsl-warm sto", "dsl-warm stop"),
     "a shell of the completion": ("dsl --completion z", "dsl --completion zsh"),
 }
 
@@ -160,6 +162,30 @@ def test_a_shell_completes(complete: Complete, monkeypatch: pytest.MonkeyPatch) 
 def test_the_other_spelling_of_an_option_is_completed(complete: Complete) -> None:
     """Zsh turns it into that of the help."""
     assert complete("dsl --num-g")[0] in ("dsl --num-gpus", "dsl --num_gpus")
+
+
+@pytest.mark.usefixtures("place")
+def test_fish_describes_each_choice_and_each_option() -> None:
+    """A choice without a text of its own would get that of its option."""
+    lines = ("dslrun --start-method ", "dslrun --start-method=f", "dslrun --nproc-per-node ", "dsl-warm ")
+    script = f"dsl --completion fish | source; for line in {shlex.join([*lines, 'dslrun --'])}"
+    words = [
+        shell_at("fish"),
+        "--no-config",
+        "--command",
+        f'{script}; complete --do-complete "$line"; echo; end',
+    ]
+    result = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20)
+    assert result.stderr == ""
+    found = [block.splitlines() for block in result.stdout.split("\n\n")]
+    texts = dict(one.partition("\t")[::2] for one in found[0])
+    assert set(texts) == {"spawn", "fork", "forkserver", "warm", "auto"}
+    assert texts["forkserver"] == "import once, then fork the workers"
+    assert (texts["auto"], texts["spawn"]) == ("where that pays", "")
+    assert found[1] == ["--start-method=fork", f"--start-method=forkserver\t{texts['forkserver']}"]
+    assert found[2:4] == [["auto", "cpu", "gpu"], ["start", "status", "stop"]]
+    assert "--start-method\thow workers get their imports" in found[4]
+    assert all(re.fullmatch(r"--[a-z-]+\t.+", one) for one in found[4])
 
 
 def test_a_job_is_completed_by_its_pid(complete: Complete, dsl_command: Path) -> None:

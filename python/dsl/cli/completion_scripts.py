@@ -12,7 +12,7 @@ from dsl.cli.options import dashed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dsl.cli.help import HelpParser
 
@@ -202,7 +202,7 @@ def bash(parsers: Sequence[HelpParser]) -> str:
         operand = parser.operand()
         commands += [
             f"        {parser.prog})",
-            f"            operand={_kind(operand)} ends={'1' if operand in ENDS_OPTIONS else ''}",
+            f"            operand={_quoted(_kind(operand))} ends={'1' if operand in ENDS_OPTIONS else ''}",
             f"            names={_quoted(' '.join(names))}",
             f"            others={_quoted(' '.join(others))}",
             "            ;;",
@@ -221,7 +221,7 @@ def zsh(parsers: Sequence[HelpParser]) -> str:
             shown = without_sisters(option.option_strings)
             group = f"({' '.join(option.option_strings)})"
             value = _value(option)
-            action = actions.get(value) or (f" _dsl_ask {value}" if value in ASKED else f"({value})")
+            action = actions.get(value) or _zsh_action(value)
             text = f"[{_escaped(_text(option), '[]:')}]"
             for name in option.option_strings:
                 hidden = "" if name in shown else "!"
@@ -235,12 +235,12 @@ def zsh(parsers: Sequence[HelpParser]) -> str:
                     spec += text
                 specs.append(_quoted(spec))
         operand = parser.operand()
-        action = actions.get(_kind(operand)) or f" _dsl_ask {operand}"
+        action = actions.get(_kind(operand)) or _zsh_action(_kind(operand))
         if operand in ENDS_OPTIONS:
             rest = "_normal" if operand == "COMMAND" else "_files"
             specs += [_quoted(f"(-)1:{operand}:{action}"), f"'*::ARGUMENTS:{rest}'"]
         elif operand:
-            specs.append(_quoted(f"*:{operand}:{action}"))
+            specs.append(_quoted(f"{'*' if operand in ASKED else '1'}:{operand}:{action}"))
         lines = " \\\n                ".join(specs)
         commands += [f"        {parser.prog})", f"            _arguments {lines}", "            ;;"]
     names = " ".join(parser.prog for parser in parsers)
@@ -257,7 +257,7 @@ def fish(parsers: Sequence[HelpParser]) -> str:
             names = [f"'{parser.prog} {name}'" for name in option.option_strings]
             values += names if _takes_value(option) else []
             shown = without_sisters(option.option_strings)
-            value = f" {_fish_value(_value(option))}" if _takes_value(option) else ""
+            value = f" {_fish_value(_value(option), _choice_texts(option))}" if _takes_value(option) else ""
             for name in option.option_strings:
                 other = next((one for one in shown if dashed(one) == dashed(name)), name)
                 conditions = ["__dsl_before"] * before + [f"__dsl_spelled {name} {other}"] * (name != other)
@@ -270,8 +270,8 @@ def fish(parsers: Sequence[HelpParser]) -> str:
                 f"complete -c {parser.prog} -n __dsl_before -f -a '(complete -C (commandline -ct))'"
             )
         elif operand not in FILES:
-            asked = f" -a '(__dsl_ask {operand})'" if operand else ""
-            commands.append(f"complete -c {parser.prog} -f{asked}")
+            offered = f" {_fish_value(_kind(operand), {})}" if operand else " -f"
+            commands.append(f"complete -c {parser.prog}{offered}")
     cases = [f"        case {' '.join(values)}"]
     return _filled(FISH, "fish", parsers, VALUES=cases, COMMANDS=commands)
 
@@ -289,22 +289,30 @@ def _takes_value(option: argparse.Action) -> bool:
     return option.nargs is None
 
 
-def _fish_value(value: str) -> str:
+def _zsh_action(value: str) -> str:
+    return f" _dsl_ask {value}" if value in ASKED else f"({value})"
+
+
+def _fish_value(value: str, texts: Mapping[str, str]) -> str:
     if value in ASKED:
         return f"-x -a '(__dsl_ask {value})'"
     known = {"PATH": "-rF", "DIR": "-x -a '(__fish_complete_directories)'", "-": "-x"}
-    return known.get(value) or f"-x -a {_quoted(value, fish=True)}"
+    # A word without a text of its own, even an empty one, would get that of the option.
+    words = [rf"{word}\t{_quoted(texts.get(word, ''), fish=True)}" for word in value.split()]
+    return known.get(value) or f"-x -a {_quoted(' '.join(words), fish=True)}"
 
 
 def _value(option: argparse.Action) -> str:
     """What an option's value is: words to choose from, PATH, DIR, one of `ASKED`, or - for anything else."""
-    metavar = str(option.metavar or "")
-    words = [word for word in metavar.split("|") if word == word.lower()]
-    return " ".join(option.choices or words) or _kind(metavar)
+    return " ".join(option.choices or ()) or _kind(str(option.metavar or ""))
 
 
 def _kind(word: str) -> str:
-    return "PATH" if word in FILES else word if word in ("", "DIR", "COMMAND", *ASKED) else "-"
+    """The same for a word of the help, such as ``N|auto``."""
+    if word in ("", "DIR", "COMMAND", *ASKED):
+        return word
+    words = [one for one in word.split("|") if one == one.lower()]
+    return "PATH" if word in FILES else " ".join(words) or "-"
 
 
 def _spellings(parser: HelpParser) -> tuple[list[str], list[str]]:
@@ -317,6 +325,12 @@ def _spellings(parser: HelpParser) -> tuple[list[str], list[str]]:
 def _text(option: argparse.Action) -> str:
     """What the option is for, up to the first semicolon."""
     return (option.help or "").partition(";")[0].partition(" (default")[0]
+
+
+def _choice_texts(option: argparse.Action) -> dict[str, str]:
+    """What the help says about single choices: ``...; auto: where that pays``."""
+    pairs = [one.strip().partition(": ") for one in (option.help or "").partition(" (default")[0].split(";")]
+    return {word: text for word, _, text in pairs}
 
 
 def _filled(template: str, shell: str, parsers: Sequence[HelpParser], **blocks: Sequence[str]) -> str:

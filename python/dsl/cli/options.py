@@ -295,8 +295,8 @@ COMMON = {
     "starting workers": (
         value(
             TORCHRUN, "--start-method", "",
-            "forkserver: import once, then fork the workers; warm: keep that for the next start; "
-            "auto: where that pays; the others: execute each",
+            "how workers get their imports; forkserver: import once, then fork the workers; "
+            "warm: keep that for the next start; auto: where that pays; the others: execute each",
             "spawn", choices=("spawn", "fork", "forkserver", "warm", "auto"),
         ),
         value(
@@ -313,8 +313,8 @@ COMMON = {
         ),
         value(
             OURS, "--fork-server-per", "",
-            "numa: a fork server for each NUMA node that workers are bound to, with its memory there", "node",
-            choices=("node", "numa"),
+            "what has a fork server of its own; numa: each NUMA node with bound workers, in its memory",
+            "node", choices=("node", "numa"),
         ),
         flag(
             OURS, "--prewarm",
