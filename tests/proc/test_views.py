@@ -17,6 +17,7 @@ import pytest
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
+from tests.support.terminal import terminal
 
 from dsl.agent.views import MOST_VIEWS
 from dsl.errors import DslError
@@ -199,6 +200,34 @@ def test_dsl_ps_lists_the_job(job: Job, dsl_command: Path) -> None:
     assert [one["ranks"] for one in found["jobs"] if one["pid"] == job.guard] == [3]
 
 
+def test_dsl_ps_begins_with_the_script_and_fits_the_terminal(dsl_command: Path, tmp_path: Path) -> None:
+    """The name of the script stays whole, and so does everything where there is no terminal."""
+    script = tmp_path / "a_folder_with_a_name" / "train_model.py"
+    script.parent.mkdir()
+    script.write_text("import time\ntime.sleep(600)\n")
+    tool = str(dsl_command.with_name("dsl-ps"))
+    options = ["--config", "config.yaml", "--no-shuffle"]
+    line = [str(dsl_command.with_name("dslrun")), "--nproc-per-node=2", str(script), *options]
+
+    def row(pid: int, text: str) -> str:
+        return next(one for one in text.splitlines() if one.startswith(f"{pid} "))
+
+    with running(line, tmp_path / "job") as job:
+        seen(job)
+        whole = row(
+            job.guard, subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True).stdout
+        )
+        assert whole.endswith(" ".join(["  0         " + str(script), *options]))
+        for size, environ in ((80, {}), (200, {"COLUMNS": "80"})):
+            with terminal([tool], environ, size=(size, 24)) as screen:
+                screen.reported("ended 0")
+                short = row(job.guard, screen.shown().decode())
+            assert short.partition(str(script)[:5])[0] == whole.partition(str(script))[0]
+            assert "…" in short
+            assert "train_model.py" in short
+            assert len(short) <= 80
+
+
 def test_a_program_that_launches_functions_is_a_job_too(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import sys, time\n"
@@ -214,6 +243,7 @@ def test_a_program_that_launches_functions_is_a_job_too(tmp_path: Path) -> None:
         view = seen(job)
         until((tmp_path / "ready").exists)
         assert view.view.workers == 2
+        assert view.view.words == ("work",)
 
 
 def test_the_name_of_a_job_is_its_pid() -> None:

@@ -182,7 +182,7 @@ class Views:
         state = self._state()
         plan = state.plan
         elsewhere = self._elsewhere
-        words = plan.workers[0].argv[:MOST_WORDS]
+        words = _program(plan)[:MOST_WORDS]
         workers, nodes = plan.world_size, 1
         if elsewhere is not None:
             words = words if elsewhere.words is None else elsewhere.words
@@ -268,3 +268,9 @@ def _send_signal(asked: SignalRank, plan: NodePlan, supervisor: Supervisor) -> b
             supervisor.signal(asked.signum, index)
             return True
     return False
+
+
+def _program(plan: NodePlan) -> tuple[str, ...]:
+    """What the user runs, with its arguments: no interpreter, and a function alone."""
+    argv = plan.workers[0].argv
+    return argv[argv.index(plan.name) :] if plan.name in argv else (plan.name,) if plan.name else argv

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import time
 
 from dsl.cli.command import Command
 from dsl.lists import quote
 from dsl.observe.jobs import running_jobs
-from dsl.observe.table import duration
+from dsl.observe.table import cut, duration
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 COMMAND = Command("dsl-ps")
 SCHEMA = 1
 """Raised when a key of the JSON is removed or changes its meaning; new keys may come at any time."""
+
+LEAST_TEXT = 12
+"""Narrowest last column."""
 
 TITLES = ("JOB", "STATE", "TIME", "NODES", "RANKS", "RESTARTS", "PROGRAM")
 
@@ -39,8 +44,13 @@ def _run(options: argparse.Namespace) -> int:
 
         show_text(dumps({"schema": SCHEMA, "jobs": jobs}, indent=2))
     else:
-        show_text("\n".join(table([TITLES, *map(_row, jobs)])))
+        show_text("\n".join(table([TITLES, *map(_row, jobs)], terminal_width())))
     return 0
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout; None: it is none."""
+    return shutil.get_terminal_size().columns if os.isatty(1) else None
 
 
 def make_parser() -> ToolParser:
@@ -77,10 +87,22 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     return (str(job["pid"]), state, duration(age_s), nodes, str(job["ranks"]), str(job["restarts"]), program)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the cells of the rows in columns. The last column is as wide as it is."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]])
-        for row in rows
-    ]
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Lines with the cells of the rows in columns. ``width``: the last column is shortened to fit into it."""
+    *widths, _ = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for *cells, last in rows:
+        begin = "".join([f"{cell.ljust(size)}  " for cell, size in zip(cells, widths, strict=True)])
+        lines.append(begin + (last if width is None else _fitted(last, max(width - len(begin), LEAST_TEXT))))
+    return lines
+
+
+def _fitted(text: str, room: int) -> str:
+    """Text without its end, and first without the middle of its long words: a path ends with its name."""
+    if cut(text, room) != text:
+        text = " ".join([_without_middle(word, room - 2) for word in text.split(" ")])
+    return text if cut(text, room) == text else f"{cut(text, room - 1)}…"
+
+
+def _without_middle(word: str, room: int) -> str:
+    return word if len(word) <= room else f"{word[: room // 3]}…{word[room // 3 + 1 - room :]}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 
 from dsl.cli.command import Command
+from dsl.cli.ps import terminal_width
 from dsl.errors import DslError, JobFormatError, OptionError
 from dsl.observe.jobs import find_job, running_jobs
 from dsl.observe.table import Layout, cells, headline, in_order, make_rows, totals
@@ -87,8 +87,7 @@ def _print_once(job: RunningJob) -> int:
         raise DslError(f"job {job.view.pid} does not answer: {error}") from None
     rows = in_order(make_rows(before, now), "RANK")
     texts = [cells(row) for row in rows]
-    width = os.get_terminal_size().columns if sys.stdout.isatty() else None
-    layout = Layout(texts, width)
+    layout = Layout(texts, terminal_width())
     lines = [headline(job.view, now, time.time()), totals(rows)]
     lines += [f"host {host} has not answered" for host in missing]
     show_text("\n".join([*lines, layout.title(), *map(layout.line, texts)]))

@@ -8,7 +8,7 @@ import sys
 from dsl._record import replace
 from dsl.cli.command import Command
 from dsl.cli.options_warm import NAME, make_parser
-from dsl.cli.ps import table
+from dsl.cli.ps import table, terminal_width
 from dsl.errors import DslError, OptionError, UsageError
 from dsl.lists import quote
 from dsl.observe.table import duration
@@ -82,7 +82,7 @@ def _status(*, as_json: bool) -> int:
 
         show_text(dumps({"schema": SCHEMA, "servers": [*map(_fields, servers)]}, indent=2))
     elif servers:
-        show_text("\n".join(table([TITLES, *map(row, servers)])))
+        show_text("\n".join(table([TITLES, *map(row, servers)], terminal_width())))
     else:
         show_text(NONE)
     return 0

@@ -32,7 +32,7 @@ class JobView(Record):
     command: Shown
     """Name of the command that the user typed, such as ``dsl``."""
     words: tuple[Shown, ...]
-    """The program of the first worker, with its arguments."""
+    """Script, module or program of the first worker, with its arguments; or the function alone."""
     pid: Count
     """Pid of the command, as the user's shell knows it."""
     cwd: Shown

@@ -143,7 +143,7 @@ def find_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
     """
     if not jobs:
         raise DslError("no job of this user runs on this machine")
-    names = ", ".join(f"{one.view.pid} ({' '.join(one.view.words[-1:])})" for one in jobs)
+    names = ", ".join(f"{one.view.pid} ({' '.join(one.view.words[:1])})" for one in jobs)
     if not word:
         if len(jobs) > 1:
             raise DslError(f"several jobs run, name one by its pid: {names}")
