@@ -482,15 +482,17 @@ class LogNotice(_Event):
     """What happened.
 
     ``first_output``: the first bytes of the worker have come, if `LaunchSpec.tells_first_output` is set.
-    ``file_failed``: a log file could not be opened or written (reported once for each file).
+    ``file_failed``: a log file, or our stdout or stderr, could not be opened or written (reported once for
+    each file).
     ``reopen_failed``: a log file could not be reopened, so the engine still writes the old one.
-    ``bytes_lost``: bytes are missing at the end of a log file. ``console_closed``: no process reads our
+    ``bytes_lost``: bytes are missing in a file. ``console_closed``: no process reads our
     output any more. ``console_failed``: output cannot be shown, because its thread could not be started.
     ``lines_dropped``: lines were not shown, because the console took none for a while.
     """
     worker: Final[int | None]
     """Index in `LaunchSpec.workers`."""
     path: Final[str | None]
+    """The file; ``stdout`` and ``stderr`` are our own."""
     errno: Final[int | None]
     count: Final[int]
     """Number of bytes or lines."""
@@ -821,7 +823,8 @@ class Hub:
     def read(self) -> list[tuple[Link | None, str, bytes | str | None]]:
         """What has arrived: (link, what, bytes or text).
 
-        ``what`` is ``message``; ``warning``, without a link; or the last of a link, with its reason:
+        ``what`` is ``message``; ``warning`` or ``lost`` (output could not be written), without a link; or the
+        last of a link, with its reason:
         ``closed``, ``unreachable``, ``silent``, ``stuck``, ``damaged`` or ``internal``; empty if we ended it.
         """
     def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None: ...

@@ -99,6 +99,14 @@ def test_a_stream_that_nobody_sees_holds_up_no_other(hosts: Cluster, launch: Lau
     assert sorted(job.stderr.splitlines()) == [f"err of {rank}" for rank in range(6)]
 
 
+def test_a_full_disk_under_stdout_is_told_and_fails_the_job(hosts: Cluster, launch: Launch) -> None:
+    with open("/dev/full", "wb") as full, launch(("say", "out of %r"), SSH, stdout=full) as job:
+        assert job.wait() == 1
+        gone_within(hosts)
+    said = "warning: cannot write stdout: No space left on device, the job goes on without what does not fit"
+    assert job.stderr.splitlines() == [f"dsl: {said}"]
+
+
 @pytest.mark.parametrize("ways", ["ssh", "pdsh", "openmpi5", "mpich5", "slurm"], indirect=True)
 def test_each_host_keeps_the_files_of_its_ranks(hosts: Cluster, launch: Launch, ways: Ways) -> None:
     """In a directory that each host has for itself."""

@@ -380,11 +380,13 @@ state=$1; shift
 
 @pytest.mark.root
 @pytest.mark.guarantee("G2")
-def test_a_job_that_fills_the_disk_still_has_its_exit_code(shell: Shell) -> None:
+@pytest.mark.parametrize("ending, code", [("7", 7), ("0", 1)])
+def test_a_job_that_fills_the_disk_still_has_its_exit_code(shell: Shell, ending: str, code: int) -> None:
+    """A job that had succeeded but for its output has failed."""
     shell.state.mkdir()
-    line = shell.line(["lines", "5000", "80", "exit", "7"])
+    line = shell.line(["lines", "5000", "80", "exit", ending])
     ended = shell.run(["unshare", "--mount", "bash", "-c", FILLS, "bash", str(shell.state), *line])
-    assert ended.returncode == 7, ended.stderr
+    assert ended.returncode == code, ended.stderr
 
 
 def test_old_jobs_make_room_and_nothing_else_is_removed(shell: Shell, tmp_path: Path) -> None:

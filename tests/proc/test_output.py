@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kit import processes
 from kit.waiting import until
 from tests.support import terminal as support
 from tests.support.command import dsl_line
@@ -55,6 +58,72 @@ def test_lines_of_several_workers_stay_whole_in_a_pipe(
     linecheck = testchild.with_name("dsl-linecheck")
     assert check(linecheck, result.stdout) == Found(2400, 0, 0, 0, 0)
     assert check(linecheck, result.stderr) == Found(1600, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("ending, code", [("0", 1), ("7", 7)])
+def test_output_that_a_full_disk_did_not_take_is_told_and_fails_a_job_that_had_succeeded(
+    command: str, stream: str, ending: str, code: int, dsl_command: Path, testchild: Path
+) -> None:
+    options = ["--no_python", "--no_local_rank", "--num_gpus=2"]
+    if command == "dslrun":
+        options = ["--no-python", "--nproc-per-node=2"]
+    line = [
+        str(dsl_command.with_name(command)),
+        *options,
+        str(testchild),
+        "numbered",
+        "1",
+        "300",
+        "60",
+        "two",
+    ]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open("/dev/full", "wb") as full:
+        streams[stream] = full
+        line += ["complain", "hello", "exit", ending]
+        result = subprocess.run(line, **streams, timeout=60, check=False)
+    assert result.returncode == code
+    if stream == "stdout":
+        said = result.stderr.decode().splitlines()
+        why = "No space left on device, the job goes on without what does not fit"
+        assert f"{command}: warning: cannot write stdout: {why}" in said
+        assert any(
+            re.fullmatch(rf"{command}: warning: stdout lacks [0-9]+ bytes that .*", one) for one in said
+        )
+    elif ending == "0":
+        assert len(result.stdout.splitlines()) == 600
+
+
+def test_a_log_file_that_lacks_output_fails_a_job_that_had_succeeded(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), *["raw", "x" * 99 + r"\n"] * 20]
+    limited = ["bash", "-c", 'ulimit -S -f 1; exec "$@"', "bash"]
+    result = _run([*limited, *dsl_line(dsl_command, 2, words, None, f"--log-dir={tmp_path}")])
+    assert result.returncode == 1
+    assert result.stdout.splitlines() == [b"x" * 99] * 40
+    assert b"stdout.log: File too large, the job goes on without what does not fit" in result.stderr
+
+
+def test_a_disk_that_has_room_again_gets_the_later_lines_whole(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """What stands for the disk is a limit for our files: it leaves room for half a line, and is lifted later."""
+    go, size = tmp_path / "go", 1024
+    words = [str(testchild), *["raw", "x" * 99 + r"\n"] * 10, "wait", str(go), "say", "later"]
+    with (tmp_path / "out").open("ab") as out, (tmp_path / "err").open("ab") as err:
+        line = ["bash", "-c", 'ulimit -S -f 1; exec "$@"', "bash", *dsl_line(dsl_command, 2, words)]
+        process = subprocess.Popen(line, stdout=out, stderr=err)
+    until(lambda: "cannot write stdout: File too large" in (tmp_path / "err").read_text())
+    until(lambda: (tmp_path / "out").stat().st_size == size)
+    for pid in processes.children(process.pid):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    go.touch()
+    assert process.wait(60) == 1
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == [*["x" * 99] * 10, "x" * 24, *["later"] * 2]
 
 
 def test_a_piped_line_has_a_prefix_only_if_asked(dsl_command: Path, testchild: Path) -> None:

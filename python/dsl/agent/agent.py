@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import time
 
-from dsl import Called, Ended, EngineError, Exited, ForkServerLost, SignalReceived, Stopping, _own_process
+from dsl import (
+    Called,
+    Ended,
+    EngineError,
+    Exited,
+    ForkServerLost,
+    LogNotice,
+    SignalReceived,
+    Stopping,
+    _own_process,
+)
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.model.outcome import (
     KEPT,
+    LOSSES,
     SIGKILL,
     AttemptEnded,
     AttemptOutcome,
@@ -116,6 +127,7 @@ class Agent:
         """The look at the workers of this attempt after a failure; None: there was none."""
         self._stop: Decision | None = None
         """What follows when the look is over; None: nothing."""
+        self._has_lost_output = False
         self._is_settled = False
         """Whether what only a job needs that lasts is made."""
         self._decide = policy
@@ -152,8 +164,8 @@ class Agent:
         late, signum = supervisor.flush()
         if early or late:
             self._tell(OutputCut(early + late, signum))
-            if outcome.code == 0 and signum is not None:
-                outcome = replace(outcome, code=128 + signum)
+            if outcome.code == 0:
+                outcome = replace(outcome, code=1 if signum is None else 128 + signum, lost_output=True)
         if self._watchers is not None:
             self._watchers.end()
         if self._metrics is not None:
@@ -234,7 +246,8 @@ class Agent:
 
     def _outcome(self, code: int, error: DslError | EngineError | None) -> Outcome:
         history = self._history
-        return Outcome(code, history.attempts, error, history.count, history.tried)
+        is_lost = self._has_lost_output and not code
+        return Outcome(code or int(is_lost), history.attempts, error, history.count, history.tried, is_lost)
 
     def _give_up(self, error: DslError | EngineError, supervisor: Supervisor) -> Outcome:
         """End the job as its last attempt ended: no other attempt can begin."""
@@ -317,18 +330,13 @@ class Agent:
                 timers.append(event)
             elif isinstance(event, ForkServerLost):
                 servers.append(event)
+            elif isinstance(event, LogNotice):
+                self._has_lost_output |= event.kind in LOSSES
             elif isinstance(event, Ended):
                 duration_s = time.monotonic() - begin_s
                 outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
-                self._note(
-                    replace(
-                        outcome,
-                        timers=tuple(timers),
-                        lost_servers=tuple(servers),
-                        news=self._history.news,
-                        stacks=self._end_look(),
-                    )
-                )
+                outcome = replace(outcome, timers=tuple(timers), lost_servers=tuple(servers))
+                self._note(replace(outcome, news=self._history.news, stacks=self._end_look()))
             elif isinstance(event, EndHung):
                 self._end_hung(event, supervisor)
             elif event is self._look and self._stop is not None:

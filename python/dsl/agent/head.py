@@ -194,7 +194,8 @@ class Head(Hooks):
         if isinstance(event, Decision):
             return event
         if isinstance(event, Ended):
-            return Decision("end", code=1 if self.conductor.code is None else self.conductor.code)
+            code = self.conductor.code
+            return Decision("end", code=1 if code is None else code or int(self._hub.has_lost_output))
         return GO_ON
 
     # ------------------------------------------------------------------ channel
@@ -344,6 +345,8 @@ class Head(Hooks):
             if not self._is_orphan:
                 self._hear_out()
             self._show_rest()
+            if not self._is_orphan:
+                self.read()  # whether that could be shown
         elif isinstance(event, Outcome):
             self._end()
 

@@ -125,6 +125,7 @@ class Hub:
     def __init__(self, heartbeat_s: float, *, show: bool = False, console: tuple[int, int] = (1, 2)) -> None:
         self.heartbeat_s = heartbeat_s
         self.is_head = show
+        self.has_lost_output = False  # some could not be written here
         self._core = _core.Hub(heartbeat_s, console if show else None, message_to_bytes(_TAKEN))
         self._links: dict[int, Link] = {}
         self._encoded: tuple[object, bytes] = (None, b"")
@@ -178,6 +179,7 @@ class Hub:
         found: list[tuple[Link | None, object]] = []
         for core, kind, said in self._core.read():
             if core is None:
+                self.has_lost_output |= kind == "lost"
                 found.append((None, Notice("warning", str(said))))
                 continue
             link = self._link(core)

@@ -320,7 +320,7 @@ def _conclude(source: _Source, outcome: Outcome, others: FixedNodes | TorchNodes
     if outcome.cause is not None:
         failed = failure_of(plan.name, outcome.last)
         raise (unguarded(failed) or failed) from outcome.error
-    if outcome.code and others is not None:
+    if outcome.code and not outcome.lost_output and others is not None:
         raise outcome.error or RendezvousError(_ended_elsewhere(outcome, others.judged()))
     return source.results(plan)
 

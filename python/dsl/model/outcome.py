@@ -32,6 +32,9 @@ HANG_CODE = 124
 KEPT = 3
 """How many of the ended attempts are kept whole."""
 
+LOSSES = ("file_failed", "console_failed")
+"""Kinds of `LogNotice` about output that could not be written."""
+
 SIGKILL = 9
 SIGNAL_CODES = 128
 """Exit codes above this one stand for signals."""
@@ -339,6 +342,8 @@ class Outcome(Record):
     """How many attempts there were."""
     tried: tuple[Tried, ...] = ()
     """What is kept of all attempts."""
+    lost_output: bool = False
+    """The job has succeeded. The code is not 0 because some of its output could not be written."""
 
     @property
     def last(self) -> AttemptOutcome:

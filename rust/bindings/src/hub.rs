@@ -221,6 +221,7 @@ impl Hub {
                 (link(face), kind, reason.into_pyobject(py)?.into_any())
             }
             News::Warning(text) => (None, "warning", text.into_pyobject(py)?.into_any()),
+            News::Lost(text) => (None, "lost", text.into_pyobject(py)?.into_any()),
         })
     }
 }

@@ -24,6 +24,8 @@ pub enum News {
     Gone(Arc<Face>, Option<Loss>),
     /// A warning for the user.
     Warning(String),
+    /// The same, about output that is lost.
+    Lost(String),
 }
 
 /// A queue for any thread.

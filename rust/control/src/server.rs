@@ -444,16 +444,22 @@ impl Core {
             return;
         };
         let progress = display.turn();
-        for (console, errno) in progress.failed {
+        for (console, errno, is_gone) in progress.failed {
             let name = if console == Console::Stderr {
                 "stderr"
             } else {
                 "stdout"
             };
             let why = words(&std::io::Error::from_raw_os_error(errno));
-            self.house.shared.inbox.put(News::Warning(format!(
-                "{name} cannot be written ({why}): nothing more of the workers' output is shown there"
-            )));
+            self.house.shared.inbox.put(if is_gone {
+                News::Warning(format!(
+                    "{name} cannot be written ({why}): nothing more of the workers' output is shown there"
+                ))
+            } else {
+                News::Lost(format!(
+                    "cannot write {name}: {why}, the job goes on without what does not fit"
+                ))
+            });
         }
         let mut paid: Vec<u64> = Vec::new();
         for (id, count) in progress.taken {

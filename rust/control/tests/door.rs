@@ -54,7 +54,7 @@ fn next(head: &Hub, count: usize) -> Vec<String> {
                 }
                 News::Gone(face, Some(loss)) => found.push(format!("{} {}", face.place(), loss.reason)),
                 News::Gone(_, None) => {}
-                News::Warning(text) => found.push(text),
+                News::Warning(text) | News::Lost(text) => found.push(text),
             }
         }
     }

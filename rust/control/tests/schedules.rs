@@ -282,7 +282,7 @@ fn a_reader_hears_of_all_news_and_a_link_that_it_has_read_goes_on() {
                 match one {
                     News::Message(_, payload) => sizes.push(payload.len() * 2 / UNREAD_BYTES),
                     News::Gone(..) => is_gone = true,
-                    News::Warning(_) => {}
+                    News::Warning(_) | News::Lost(_) => {}
                 }
             }
             for face in resumed {

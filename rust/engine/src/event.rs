@@ -159,11 +159,11 @@ impl Survivor {
 /// Something that happened to the workers' output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogNotice {
-    /// A log file could not be opened or written. Reported once for each file; the job goes on.
+    /// A log file, or our stdout or stderr, could not be opened or written. Reported once for each file; the job goes on.
     FileFailed {
         /// Index of the worker; `None` for a file of all workers.
         worker: Option<usize>,
-        /// The file.
+        /// The file; `stdout` and `stderr` are our own.
         path: Option<CString>,
         /// Its errno.
         errno: i32,
@@ -177,9 +177,9 @@ pub enum LogNotice {
         /// Its errno.
         errno: i32,
     },
-    /// A log file lacks this many bytes.
+    /// A log file, or our stdout or stderr, lacks this many bytes.
     BytesLost {
-        /// Index of the worker.
+        /// Index of the worker; `None` for our own streams.
         worker: Option<usize>,
         /// The file.
         path: Option<CString>,

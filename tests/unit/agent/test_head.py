@@ -47,7 +47,7 @@ class Stage:
             hosts=(Host("n0", (0,)), Host("n1", (0,))),
             node_count=2,
         )
-        self.hub = Mock(read=Mock(return_value=[]))
+        self.hub = Mock(read=Mock(return_value=[]), has_lost_output=False)
         remote = Remote("ssh", least_nodes=1, most_nodes=2, wait_s=600.0) if is_elastic else Remote("pdsh")
         self.conductor = Conductor(reached_terms(job, remote, Assignment("1", job, 0)), time.monotonic())
         self.starters = Starters(job, starts, (0, 1), {})
@@ -114,7 +114,7 @@ def test_when_the_program_that_reaches_all_hosts_dies_their_agents_are_conducted
     pdsh.hub.fileno.return_value = bell
     pdsh.head.enter(Mock(fileno=Mock(return_value=bell), wait=Mock(return_value=[])))
     reports = [(link, a_report(0, 1, victims=(link.place,))) for link in links]
-    pdsh.hub.read.side_effect = [reports, [(link, Bye(1)) for link in links]]
+    pdsh.hub.read.side_effect = [reports, [(link, Bye(1)) for link in links], []]
     pdsh.says(b"")
     pdsh.head.hear(exited(an_exit(0, signal=9)))
     pdsh.head.hear(Mock(spec=Ended))

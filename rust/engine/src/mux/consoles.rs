@@ -161,6 +161,7 @@ impl Left {
                 return false;
             }
             let is_left = !writer.is_done();
+            dropped += writer.take_lost().lines;
             waits |= is_left && is_asked_for;
             is_left
         });

@@ -39,8 +39,8 @@ struct Piece {
 pub struct Progress {
     /// The pieces that were written or thrown away: their sources and lengths.
     pub taken: Vec<(u64, usize)>,
-    /// The streams that cannot be written any more, and why.
-    pub failed: Vec<(Console, i32)>,
+    /// The streams that could not be written, why, and whether they are gone: a file gets later output all the same.
+    pub failed: Vec<(Console, i32, bool)>,
 }
 
 /// Composes the output of many sources, and writes it to two descriptors.
@@ -180,16 +180,18 @@ impl Side {
                 Err(_) => Vec::new(),
             };
         }
-        let failure = match &self.writer {
-            Ok(writer) => writer.failure(),
-            Err(error) => (self.handed > 0).then_some(*error),
-        };
-        if let Some(error) = failure
-            && !std::mem::replace(&mut self.is_gone, true)
-        {
-            progress.failed.push((self.console, error.raw_os_error()));
-        }
+        // Before the failure, so that nothing counts as taken whose failure is not told.
         let left = self.writer.as_ref().map_or(0, |writer| writer.backlog().0) as u64;
+        let failure = match &self.writer {
+            Ok(writer) => writer.take_failure(),
+            Err(error) => (self.handed > 0 && !self.is_gone).then_some(*error),
+        };
+        if let Some(error) = failure {
+            self.is_gone = self.writer.as_ref().map_or(true, Writer::is_closed);
+            progress
+                .failed
+                .push((self.console, error.raw_os_error(), self.is_gone));
+        }
         while let Some((end, source, count)) = self.composed.front().copied() {
             if end > self.handed - left {
                 break;

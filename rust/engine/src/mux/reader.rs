@@ -404,8 +404,8 @@ impl Reader {
                 self.next = Some(self.next.map_or(next, |known| known.min(next)));
             }
             side.hand_over(now);
-            if side.has_just_closed() {
-                notify(&self.link, LogNotice::ConsoleClosed);
+            if let Some(notice) = side.failure() {
+                notify(&self.link, notice);
             }
         }
         for token in std::mem::take(&mut self.paused) {
@@ -445,9 +445,8 @@ impl Reader {
         let consoles = &self.link.consoles;
         let given_up = || consoles.is_over() || self.link.hurry.load(Ordering::SeqCst);
         for side in self.sides.drain(..) {
-            let dropped = side.settle(&end, consoles, given_up);
-            if dropped > 0 {
-                notify(&self.link, LogNotice::LinesDropped { count: dropped });
+            for notice in side.settle(&end, consoles, given_up) {
+                notify(&self.link, notice);
             }
         }
         let tail = finish.tail_of.map_or_else(Vec::new, |worker| self.tail(worker));

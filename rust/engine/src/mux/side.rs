@@ -1,5 +1,6 @@
 //! One console, and the rule for output that it does not take in time.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::isatty;
 
 use crate::bell::Bell;
+use crate::event::LogNotice;
 use crate::mux::compose::Composer;
 use crate::mux::consoles::{Consoles, Place, place, stream};
 use crate::mux::tee::Tee;
@@ -27,6 +29,7 @@ const BLOCK_BYTES: usize = 256 * 1024;
 
 /// One console with its composer. stdout and stderr share a side if they are the same file.
 pub(super) struct Side {
+    console: Console,
     stream: BorrowedFd<'static>,
     place: Place,
     writer: Writer,
@@ -95,6 +98,7 @@ impl Side {
             None => Writer::new(fd, bell)?,
         };
         Ok(Some(Self {
+            console,
             stream,
             place,
             writer,
@@ -190,17 +194,39 @@ impl Side {
         }
     }
 
-    /// Whether the console was closed since the last call.
-    pub(super) fn has_just_closed(&mut self) -> bool {
-        let closed = self.writer.is_closed();
-        closed && !std::mem::replace(&mut self.closed, closed)
+    /// What is wrong with the console, once.
+    pub(super) fn failure(&mut self) -> Option<LogNotice> {
+        let errno = self.writer.take_failure()?;
+        self.closed = self.writer.is_closed();
+        Some(if self.closed {
+            LogNotice::ConsoleClosed
+        } else {
+            LogNotice::FileFailed {
+                worker: None,
+                path: Some(self.name()),
+                errno: errno.raw_os_error(),
+            }
+        })
+    }
+
+    fn name(&self) -> CString {
+        match self.console {
+            Console::Stdout => c"stdout",
+            Console::Stderr => c"stderr",
+        }
+        .to_owned()
     }
 
     /// At the end: waits for the console for a reasonable time. After that the rest of its output is dropped, with
     /// one exception: if the console is no terminal and some of its lines are in no file, the rest goes to
     /// `consoles`. The exception does not apply if the job `is_stopped` by a signal, because the sender waits.
-    /// Returns how many lines were dropped in total.
-    pub(super) fn settle(mut self, end: &LastWait, consoles: &Consoles, given_up: impl Fn() -> bool) -> u64 {
+    /// Returns what the user should know about it.
+    pub(super) fn settle(
+        mut self,
+        end: &LastWait,
+        consoles: &Consoles,
+        given_up: impl Fn() -> bool,
+    ) -> Vec<LogNotice> {
         let now = Instant::now();
         self.composer.finish(now);
         self.hand_over(now);
@@ -212,15 +238,29 @@ impl Side {
         };
         let patience = if self.dropping { Duration::ZERO } else { STALL };
         let is_done = self.writer.wait(patience, longest.min(end.until), given_up);
-        if self.writer.is_closed() {
-            return 0;
+        let failure = self.failure();
+        if self.closed {
+            return Vec::new();
+        }
+        let mut notices = Vec::from_iter(failure);
+        let lost = self.writer.take_lost().bytes;
+        if lost > 0 {
+            notices.push(LogNotice::BytesLost {
+                worker: None,
+                path: Some(self.name()),
+                count: lost,
+            });
         }
         if !is_done && is_kept {
             consoles.keep(self.place, self.writer);
         } else if !is_done {
             self.dropped_total += self.writer.give_up();
         }
-        self.dropped_total as u64
+        if self.dropped_total > 0 {
+            let count = self.dropped_total as u64;
+            notices.push(LogNotice::LinesDropped { count });
+        }
+        notices
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
+use rustix::termios::isatty;
 
 use crate::bell::Bell;
 
@@ -34,12 +35,27 @@ struct State {
     /// When bytes were last written, or when the oldest waiting bytes came.
     progress: Instant,
     closed: bool,
-    /// Why the console could not be written.
-    failure: Option<Errno>,
+    failure: Failure,
+    lost: Lost,
     over: bool,
     given_up: bool,
     spare: Vec<Vec<u8>>,
     owner: Owner,
+}
+
+/// Why the console could not be written at first, and whether somebody knows.
+#[derive(Debug, Clone, Copy)]
+enum Failure {
+    None,
+    New(Errno),
+    Told,
+}
+
+/// Output that a file did not take.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lost {
+    pub(super) bytes: u64,
+    pub(super) lines: u64,
 }
 
 /// The bell that is rung, and when.
@@ -48,7 +64,7 @@ struct Owner {
     wants: Wants,
 }
 
-/// When the owner's bell is rung, besides when the console closes and when there is room again.
+/// When the owner's bell is rung, besides when the console fails and when there is room again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wants {
     /// At no other time.
@@ -71,7 +87,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread. `bell` is rung whenever the queue falls below half its limit, or the console closes.
+    /// Starts the thread. `bell` is rung whenever the queue falls below half its limit, or the console fails.
     pub(super) fn new(fd: OwnedFd, bell: Arc<Bell>) -> std::io::Result<Self> {
         let state = State {
             blocks: VecDeque::new(),
@@ -79,7 +95,8 @@ impl Writer {
             bytes: 0,
             progress: Instant::now(),
             closed: false,
-            failure: None,
+            failure: Failure::None,
+            lost: Lost::default(),
             over: false,
             given_up: false,
             spare: Vec::new(),
@@ -145,9 +162,19 @@ impl Writer {
         self.backlog.lock().closed
     }
 
-    /// Why the console could not be written, if it is closed.
-    pub(super) fn failure(&self) -> Option<Errno> {
-        self.backlog.lock().failure
+    /// Why the console could not be written at first; once. A file that is not closed gets later output all the same.
+    pub(super) fn take_failure(&self) -> Option<Errno> {
+        let mut state = self.backlog.lock();
+        let Failure::New(error) = state.failure else {
+            return None;
+        };
+        state.failure = Failure::Told;
+        Some(error)
+    }
+
+    /// What a file did not take since the last call.
+    pub(super) fn take_lost(&self) -> Lost {
+        std::mem::take(&mut self.backlog.lock().lost)
     }
 
     /// Whether everything is written, or the console is closed.
@@ -172,10 +199,9 @@ impl Writer {
     /// Drops everything that is not written. Returns how many lines that is.
     pub(super) fn give_up(&self) -> usize {
         let mut state = self.backlog.lock();
-        let count = |bytes: &[u8]| memchr::memchr_iter(b'\n', bytes).count();
         let current = state.current.take();
-        let begun = current.map_or(0, |(block, written)| count(&block[written..]));
-        let lines = begun + state.blocks.iter().map(|block| count(block)).sum::<usize>();
+        let begun = current.map_or(0, |(block, written)| lines_of(&block[written..]));
+        let lines = begun + state.blocks.iter().map(|block| lines_of(block)).sum::<usize>();
         state.blocks.clear();
         state.bytes = 0;
         state.given_up = true;
@@ -206,6 +232,16 @@ impl State {
     fn is_done(&self) -> bool {
         self.bytes == 0 || self.closed
     }
+
+    fn note_failure(&mut self, error: Errno) {
+        if matches!(self.failure, Failure::None) {
+            self.failure = Failure::New(error);
+        }
+    }
+}
+
+fn lines_of(bytes: &[u8]) -> usize {
+    memchr::memchr_iter(b'\n', bytes).count()
 }
 
 impl Backlog {
@@ -215,6 +251,7 @@ impl Backlog {
     }
 
     fn serve(&self, outlet: &Outlet) {
+        let mut is_torn = false; // the rest of a line is lost
         loop {
             let mut state = self.lock();
             let block = loop {
@@ -228,7 +265,7 @@ impl Backlog {
             };
             state.current = Some((Arc::clone(&block), 0));
             drop(state);
-            if !self.write_block(outlet, &block) {
+            if !self.write_block(outlet, &block, &mut is_torn) {
                 return;
             }
             let mut state = self.lock();
@@ -241,11 +278,18 @@ impl Backlog {
         }
     }
 
-    /// Writes a block; false if the console is closed, or the rest was given up.
-    fn write_block(&self, outlet: &Outlet, block: &[u8]) -> bool {
+    /// Writes a block, or what a file takes of it; false if the console is closed, or the rest was given up.
+    fn write_block(&self, outlet: &Outlet, block: &[u8], is_torn: &mut bool) -> bool {
         let mut rest = block;
         while !rest.is_empty() {
-            match outlet.write(&rest[..rest.len().min(CHUNK)]) {
+            let written = match std::mem::take(is_torn).then(|| outlet.write(b"\n")) {
+                Some(Err(error)) => {
+                    *is_torn = true;
+                    Err(error)
+                }
+                _ => outlet.write(&rest[..rest.len().min(CHUNK)]),
+            };
+            match written {
                 Ok(count) => {
                     rest = &rest[count..];
                     if !self.note_progress(count) {
@@ -259,10 +303,20 @@ impl Backlog {
                         return false;
                     }
                 }
+                Err(error) if outlet.is_file => {
+                    let done = &block[..block.len() - rest.len()];
+                    *is_torn |= done.last().is_some_and(|last| *last != b'\n');
+                    let mut state = self.lock();
+                    state.note_failure(error);
+                    state.lost.bytes += rest.len() as u64;
+                    state.lost.lines += lines_of(rest) as u64;
+                    drop(state);
+                    return self.note_progress(rest.len());
+                }
                 Err(error) => {
                     let mut state = self.lock();
                     state.closed = true;
-                    state.failure = Some(error);
+                    state.note_failure(error);
                     state.bytes = 0;
                     state.blocks.clear();
                     state.current = None;
@@ -277,7 +331,7 @@ impl Backlog {
         true
     }
 
-    /// Notes that `count` more bytes are written; false if the rest was given up.
+    /// Notes that `count` more bytes are written or lost; false if the rest was given up.
     fn note_progress(&self, count: usize) -> bool {
         let mut state = self.lock();
         if state.given_up {
@@ -292,7 +346,7 @@ impl Backlog {
         let has_room = before >= LIMIT_BYTES / 2 && state.bytes < LIMIT_BYTES / 2;
         let is_empty = state.bytes == 0;
         let is_wanted = match state.owner.wants {
-            Wants::Room => has_room,
+            Wants::Room => has_room || matches!(state.failure, Failure::New(_)),
             Wants::End => has_room || is_empty,
             Wants::Progress => true,
         };
@@ -313,6 +367,8 @@ impl Backlog {
 struct Outlet {
     fd: OwnedFd,
     is_socket: bool,
+    /// A full disk may have room again. What ends a pipe, a socket or a terminal ends it for good.
+    is_file: bool,
 }
 
 impl Outlet {
@@ -330,6 +386,7 @@ impl Outlet {
             })
             .flatten();
         Self {
+            is_file: !matches!(kind, Ok(FileType::Fifo | FileType::Socket)) && !isatty(&fd),
             fd: reopened.unwrap_or(fd),
             is_socket: kind == Ok(FileType::Socket),
         }

@@ -184,7 +184,7 @@ fn a_console_that_is_gone_is_told_once_and_takes_everything() {
         failed.extend(progress.failed);
         assert!(taken == 2 || crate::poller::wait_readable(&[bell.as_fd()], Duration::from_secs(20)));
     }
-    assert_eq!(failed, [(Console::Stdout, Errno::PIPE.raw_os_error())]);
+    assert_eq!(failed, [(Console::Stdout, Errno::PIPE.raw_os_error(), true)]);
 }
 
 #[test]

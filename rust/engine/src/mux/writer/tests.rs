@@ -84,3 +84,19 @@ fn a_closed_console_swallows_the_rest() {
     writer.write(b"two\n".to_vec());
     assert_eq!(writer.backlog().0, 0);
 }
+
+#[test]
+fn a_file_that_takes_nothing_is_told_once_and_tried_again() {
+    let full = OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = open(c"/dev/full", full, Mode::empty()).unwrap();
+    let writer = Writer::new(file, Arc::new(Bell::new().unwrap())).unwrap();
+    for _ in 0..2 {
+        writer.write(b"one\ntwo\n".to_vec());
+        assert!(wait(&writer, 5000));
+    }
+    assert_eq!(writer.take_failure(), Some(Errno::NOSPC));
+    assert_eq!(writer.take_failure(), None);
+    assert!(!writer.is_closed());
+    assert_eq!(writer.take_lost(), Lost { bytes: 16, lines: 4 });
+    assert_eq!(writer.take_lost(), Lost::default());
+}
