@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -381,8 +382,7 @@ def test_log_files_lie_where_torchrun_puts_them(
     command = [str(dslrun), *options, "-r", "1", "-t", "0:2", writer, "1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
     assert result.returncode == 0, result.stderr
-    assert sorted(path.name for path in logs.iterdir())[1] == "latest"
-    run = logs / os.readlink(logs / "latest")
+    run = logs / os.readlink(logs / ".latest")
     assert re.fullmatch(r"job7_\d{14}_\w{8}", run.name)
     assert [path for path in tree(run) if not (run / path).is_dir()] == [
         *(
@@ -398,6 +398,25 @@ def test_log_files_lie_where_torchrun_puts_them(
     assert result.stdout == ""
     assert f"log files are in {run}" in result.stderr
     assert tree(temporary) == []
+
+
+@pytest.mark.parametrize("words", ["dsl --num_gpus 2", "dslrun", "dslrun --rdzv-id ID"])
+def test_directories_of_runs_have_the_names_that_the_page_says(
+    words: str, dslrun: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """And collectors that look for torchrun's files find each of them once."""
+    page = Path(__file__).parents[2] / "docs" / "output.md"
+    row = words.removesuffix(" --num_gpus 2")
+    (name,) = re.findall(rf"^\| `{row}` \| `DIR/(.+)` \|$", page.read_text(), re.MULTILINE)
+    for word, pattern in (("YYYYmmddHHMMSS", "[0-9]{14}"), ("PID", "[0-9]+"), ("RANDOM", "[0-9a-f]{8}")):
+        name = name.replace(word, pattern)
+    command, *options = words.split()
+    line = [str(dslrun.with_name(command)), *options, "--no-python", f"--log-dir={tmp_path}", str(testchild)]
+    subprocess.run([*line, "say", "hello"], capture_output=True, timeout=25, check=True)
+    pattern = "ID_*" if "ID" in words else "*"
+    for path in glob.glob(f"{tmp_path}/{pattern}/attempt_0/*/stdout.log"):
+        assert re.fullmatch(name, Path(path).parts[-4])
+    assert len(glob.glob(f"{tmp_path}/{pattern}/attempt_0/0/stdout.log")) == 1
 
 
 def test_the_directory_of_a_run_goes_when_the_job_succeeds_even_after_failures(

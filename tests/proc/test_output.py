@@ -287,7 +287,7 @@ def test_log_files_lie_below_run_attempt_and_local_rank(
     words = [str(testchild), "say", "out of %r", "complain", "err of %r"]
     result = _run(dsl_line(dsl_command, 2, words, None, "--log-dir", str(tmp_path)))
     assert sorted(result.stdout.splitlines()) == [b"out of 0", b"out of 1"]
-    run = tmp_path / os.readlink(tmp_path / "latest")
+    run = tmp_path / os.readlink(tmp_path / ".latest")
     files = {str(path.relative_to(run)): path for path in run.rglob("*.log")}
     expected = {f"attempt_0/{rank}/std{kind}.log": kind for rank in range(2) for kind in ("out", "err")}
     assert set(files) == set(expected)

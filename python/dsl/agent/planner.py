@@ -151,7 +151,7 @@ class Planner:
                 hold_run_dir(self.run_dir)
             make_run_dirs(plan.run_dirs, is_private=is_private)
         if plan.attempt == 0 and plan.run_dirs and self.job.output.log_dir is not None:
-            self._latest = f"latest_node{plan.node_rank}" if plan.node_rank else "latest"
+            self._latest = f".latest_node{plan.node_rank}" if plan.node_rank else ".latest"
             link_latest(plan.run_dirs[0], self._latest)
 
     def _without_files(self, error: LogDirError) -> NodePlan:

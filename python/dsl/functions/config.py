@@ -24,6 +24,7 @@ from dsl.model.request import (
     StartRequest,
 )
 from dsl.output.routes import TEMPLATE_VARIABLE
+from dsl.plan.meeting_point import STATIC, STATIC_RUN_ID
 from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from dsl.model.request import Program
 
-STATIC = "static"
-STATIC_RUN_ID = "none"
 """Nodes with fixed places compare the name of their job, so no node can make up a random name."""
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30

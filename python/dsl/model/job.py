@@ -144,6 +144,8 @@ class Job(Record):
     """Where the workers meet."""
     run_id: str = ""
     """Name of the job, different from that of other jobs."""
+    given_id: str = ""
+    """The user's name of the job; empty: there is none. A lone node may have another run id all the same."""
     role: str = "default"
     hosts: tuple[Host, ...] = ()
     """The nodes, if they are named; a node without a name counts its workers itself."""

@@ -204,10 +204,11 @@ def _try(call: Callable[[str], None], path: str) -> bool:
 def link_latest(run_dir: str, name: str) -> None:
     """Make ``name``, beside a run's directory, a link to that directory. Anything but our own link stays.
 
-    The link is replaced in one step, so it leads to a run at any time.
+    The name is hidden, so that ``*`` finds each file once. The link is replaced in one step, so it leads to
+    a run at any time.
     """
     folder, _, target = run_dir.rpartition("/")
-    link, spare = f"{folder}/{name}", f"{folder}/.{name}_{target}"
+    link, spare = f"{folder}/{name}", f"{folder}/{name}_{target}"
     try:
         if not _may_link(link):
             return

@@ -241,16 +241,19 @@ def _idle(needed: str, *options: tuple[str, object, bool]) -> list[Notice]:
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     """Plan a job by its number of nodes; each node counts its own workers, as torchrun's agent does."""
-    from dsl.plan.meeting_point import check_meeting, meeting_notices, meeting_point, run_id
+    from dsl.plan.meeting_point import STATIC_RUN_ID, check_meeting, meeting_notices, meeting_point, run_id
 
     asked = request.meeting
     least, most = request.resources.min_nodes, request.resources.max_nodes
     least = 1 if least is None else least
     nodes = (least, least if most is None else most)
     check_meeting(asked, nodes)
+    name = run_id(asked, nodes, facts.names.random)
+    is_usual = asked.run_id == STATIC_RUN_ID and name != asked.run_id
     job = Job(
         meeting=meeting_point(asked, nodes),
-        run_id=run_id(asked, nodes, facts.names.random),
+        run_id=name,
+        given_id="" if is_usual else asked.run_id,
         node_count=1 if asked.standalone else nodes[1],
         workers="1" if request.resources.nproc_per_node is None else request.resources.nproc_per_node,
         **_wishes(request),

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     """The least and the most nodes."""
 
 LOCAL_ADDRESS = "127.0.0.1"
-HEX_DIGITS = "0123456789abcdef"
 STATIC = "static"
+STATIC_RUN_ID = "none"
+"""The usual name of a job whose nodes are named by options, as torchrun has it."""
 C10D = "c10d"
 STORES = (C10D, "etcd", "etcd-v2")
 """torch's backends beside ``static``. Packages register others in the group ``torchrun.handlers``."""
@@ -174,13 +175,6 @@ def run_id(asked: MeetingRequest, nodes: NodeRange, random: Callable[[], str]) -
         return asked.run_id
     digits = random() + random()
     return "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]])
-
-
-def is_random_id(name: str) -> bool:
-    """Whether the name of a job is a UUID, like the names that `run_id` makes."""
-    parts = name.split("-")
-    digits = "".join(parts)
-    return [len(part) for part in parts] == [8, 4, 4, 4, 12] and all(one in HEX_DIGITS for one in digits)
 
 
 def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:

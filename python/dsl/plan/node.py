@@ -80,10 +80,8 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
         # The user's name of the job may have slashes, and be longer than a file name can be.
         if not asked.log_dir:
             return f"{names.temp_dir}/{RUN_PREFIX}{names.random()}"
-        from dsl.plan.meeting_point import is_random_id
-
-        # A random name tells nothing, and would spoil the order of the directories by time.
-        name = "" if is_random_id(job.run_id) else f"{job.run_id.replace('/', '_')[:128]}_"
+        # torchrun's has the run id in any case. One that nobody has given would spoil the order by time.
+        name = f"{job.given_id.replace('/', '_')[:128]}_" if job.given_id else ""
         return f"{asked.log_dir}/{name}{names.stamp()}_{names.random()[:8]}"
     if asked.each_rank_log is not None or not needs_run_dir(asked):
         return None

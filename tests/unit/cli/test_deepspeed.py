@@ -188,7 +188,7 @@ def test_the_directories_of_a_run_are_there_when_the_job_starts(
     machine: Path, started: list[NodePlan]
 ) -> None:
     assert deepspeed.main(["--log-dir", "a", "t.py"]) == 7
-    run = machine / "a" / os.readlink(machine / "a" / "latest")
+    run = machine / "a" / os.readlink(machine / "a" / ".latest")
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == [
         "attempt_0",
         *[
@@ -219,7 +219,7 @@ def test_where_the_files_lie_is_said(
 
 def test_no_empty_folder_stays_of_a_run_that_keeps_some_streams(machine: Path) -> None:
     assert deepspeed.main(["--log-dir", "a", "-r", "2:1", "t.py"]) == 7
-    run = machine / "a" / os.readlink(machine / "a" / "latest")
+    run = machine / "a" / os.readlink(machine / "a" / ".latest")
     assert [str(path.relative_to(run)) for path in sorted(run.rglob("*"))] == [
         "attempt_0",
         "attempt_0/2",

@@ -361,12 +361,12 @@ def test_a_log_directory_says_where_the_files_are_and_has_a_link_to_the_newest(
 ) -> None:
     logs = machine / "work" / "logs"
     logs.mkdir()
-    (logs / "latest").symlink_to("20250102030405_1")
+    (logs / ".latest").symlink_to("20250102030405_1")
     assert command.main(["--log-dir", "logs", "t.py"]) == 7
-    run = os.readlink(logs / "latest")
+    run = os.readlink(logs / ".latest")
     assert f": log files are in logs/{run}\n" in capfd.readouterr().err
-    assert (logs / "latest" / "attempt_0" / "0").is_dir()
-    assert sorted(os.listdir(logs)) == [run, "latest"]
+    assert (logs / ".latest" / "attempt_0" / "0").is_dir()
+    assert sorted(os.listdir(logs)) == [".latest", run]
     assert re.match(r"20\d{12}_", run)
 
 

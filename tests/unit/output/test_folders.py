@@ -142,15 +142,15 @@ RUN = "20260102030405_77"
 @pytest.mark.parametrize("target", ["", "job_20250102030405_0123abcd", "20250102030405_5_node1"])
 def test_the_link_leads_to_the_newest_run(target: str, tmp_path: Path) -> None:
     if target:
-        (tmp_path / "latest").symlink_to(target)
-    link_latest(f"{tmp_path}/{RUN}", "latest")
-    assert os.readlink(tmp_path / "latest") == RUN
-    assert os.listdir(tmp_path) == ["latest"]
+        (tmp_path / ".latest").symlink_to(target)
+    link_latest(f"{tmp_path}/{RUN}", ".latest")
+    assert os.readlink(tmp_path / ".latest") == RUN
+    assert os.listdir(tmp_path) == [".latest"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "best", "/20260102030405_77", "../20260102030405_77"])
 def test_what_has_the_name_of_the_link_and_is_not_ours_stays(kind: str, tmp_path: Path) -> None:
-    latest = tmp_path / "latest"
+    latest = tmp_path / ".latest"
     if kind == "file":
         latest.write_text("mine")
     elif kind == "folder":
@@ -158,14 +158,14 @@ def test_what_has_the_name_of_the_link_and_is_not_ours_stays(kind: str, tmp_path
     else:
         latest.symlink_to(kind)
     before = os.lstat(latest)
-    link_latest(f"{tmp_path}/{RUN}", "latest")
+    link_latest(f"{tmp_path}/{RUN}", ".latest")
     assert os.lstat(latest) == before
-    assert os.listdir(tmp_path) == ["latest"]
+    assert os.listdir(tmp_path) == [".latest"]
 
 
 def test_a_link_to_a_run_that_left_nothing_goes_with_it_and_no_other(tmp_path: Path) -> None:
-    link_latest(f"{tmp_path}/{RUN}", "latest")
-    unlink_latest(f"{tmp_path}/20260102030405_78", "latest")
-    assert os.readlink(tmp_path / "latest") == RUN
-    unlink_latest(f"{tmp_path}/{RUN}", "latest")
+    link_latest(f"{tmp_path}/{RUN}", ".latest")
+    unlink_latest(f"{tmp_path}/20260102030405_78", ".latest")
+    assert os.readlink(tmp_path / ".latest") == RUN
+    unlink_latest(f"{tmp_path}/{RUN}", ".latest")
     assert os.listdir(tmp_path) == []

@@ -129,6 +129,17 @@ def test_runs_without_a_name_of_their_own_are_in_the_order_of_their_times() -> N
     assert planner(log_dir="/logs").run_dir == "/logs/20260102030405_01234567"
 
 
+def test_the_users_name_of_a_job_is_in_the_directory_also_where_the_run_id_is_another() -> None:
+    """A lone node has a run id of its own, as with torchrun."""
+    for wish in ({"rdzv_id": "job7"}, {"rdzv_id": "job7", "standalone": True}):
+        job = planner(log_dir="/logs", **wish)
+        assert job.run_dir == "/logs/job7_20260102030405_01234567"
+        assert job.plan(0).env["TORCHELASTIC_RUN_ID"] != "job7"
+    name = "01234567-89ab-cdef-0123-456789abcdef"
+    job = planner(log_dir="/logs", rdzv_backend="c10d", rdzv_id=name)
+    assert job.run_dir == f"/logs/{name}_20260102030405_01234567"
+
+
 def test_a_name_of_the_job_that_is_too_long_for_a_file_is_cut_there_only() -> None:
     job = planner(log_dir="/logs", rdzv_backend="c10d", rdzv_id="x" * 1000)
     assert job.run_dir is not None
