@@ -85,6 +85,10 @@ class HostfileError(UsageError, ValueError):
     """The hostfile cannot be read, or a line of it is malformed."""
 
 
+class OutOfReachError(PermissionError):
+    """A file may exist or not: this user may not enter its directory. Callers say so in their own words."""
+
+
 class EnvFileError(UsageError, ValueError):
     """A file of variables for all hosts cannot be read, or a line of it is malformed."""
 

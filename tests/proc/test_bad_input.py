@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
+from kit.users import as_ordinary_user
 from tests.support.jobs import running
 
 pytestmark = pytest.mark.guarantee("G8")
@@ -74,3 +76,75 @@ def test_a_full_disk_for_output_is_not_a_traceback(dsl_command: Path, tmp_path: 
     script = 'exec "$0" --num_gpus 2 nothing-here.py 2>/dev/full'
     with running(["/bin/sh", "-c", script, str(dsl_command)], tmp_path) as job:
         assert job.wait() == 2
+
+
+OUT_OF_REACH = {
+    "--num_gpus 2 closed/train.py": (
+        "script 'closed/train.py' cannot be reached by this user, check the permissions of its directories",
+        2,
+    ),
+    "--num_gpus 2 closed": (
+        "script 'closed' cannot be reached by this user, check the permissions of its directories",
+        2,
+    ),
+    "--num_gpus 2 --module closed": (
+        "module 'closed' cannot be read by this user, check the permissions of 'closed'",
+        2,
+    ),
+    "--num_gpus 2 --no_python closed/tool": (
+        "program 'closed/tool' cannot be reached by this user, check the permissions of its directories",
+        126,
+    ),
+    "--hostfile closed/hosts train.py": ("closed/hosts: hostfile cannot be read: permission denied", 2),
+    "--num_gpus 2 --log-dir closed/logs train.py": (
+        "unable to create directory 'closed/logs' for each rank log: permission denied",
+        2,
+    ),
+    "--autotuning tune train.py --deepspeed_config closed/config.json": (
+        "closed/config.json: the config cannot be read: Permission denied",
+        2,
+    ),
+}
+"""Words, what is said about them, and the exit code, where another user has closed a directory."""
+
+
+@pytest.mark.root
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize("words", OUT_OF_REACH)
+def test_what_this_user_may_not_reach_is_not_called_missing(words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "closed").mkdir()
+    for name in ("train.py", "tool", "hosts", "config.json", "__main__.py"):
+        (tmp_path / "closed" / name).touch(0o755)
+    (tmp_path / "closed").chmod(0o700)
+    line = as_ordinary_user(words.split(), tmp_path)
+    tmp_path.chmod(0o777)
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    said, code = OUT_OF_REACH[words]
+    assert result.stderr.splitlines() == [f"dsl: error: {said}"]
+    assert result.returncode == code
+
+
+@pytest.mark.root
+@pytest.mark.guarantee("G2")
+def test_an_interpreter_that_this_user_may_not_reach_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "closed").mkdir(0o700)
+    line = as_ordinary_user(["--nproc-per-node=2", "train.py"], tmp_path)
+    line[line.index("-c") + 1] = "import sys; from dsl.cli.torchrun import main; sys.exit(main())"
+    line.insert(line.index("env") + 1, f"PYTHON_EXEC={tmp_path}/closed/python")
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    hint = "Permission denied, this user may not enter one of its directories"
+    assert f"could not be executed: {tmp_path}/closed/python: {hint}" in result.stderr
+    assert result.returncode == 126
+
+
+@pytest.mark.root
+def test_a_home_of_another_user_is_nobodys_mistake(tmp_path: Path) -> None:
+    """Nobody has named the files that are looked for there."""
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    (tmp_path / "closed").mkdir(0o700)
+    line = as_ordinary_user(["--num_gpus", "1", "--force_multi", "--dry-run", "train.py"], tmp_path)
+    line.insert(line.index("env") + 1, f"HOME={tmp_path}/closed")
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr

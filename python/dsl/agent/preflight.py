@@ -7,7 +7,7 @@ import os
 from dsl.control.checks import MasterAddress, master_problem, slot_problem
 from dsl.control.messages import Assignment, Checked
 from dsl.errors import DslError, PortError
-from dsl.machine.check import check_program, find_executable
+from dsl.machine.check import check_program, find_executable, is_out_of_reach
 from dsl.machine.network import is_loopback
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.plan.environ import accelerator_of, inherited_environment
@@ -134,6 +134,11 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
 
 
 def _folder_problem(cwd: str) -> str:
+    if is_out_of_reach(cwd):
+        return (
+            f"working directory {cwd!r} cannot be reached by this user, "
+            "check the permissions of its directories"
+        )
     if not os.path.exists(cwd):
         return f"working directory {cwd!r} does not exist, start the command in one that every host has"
     if not os.path.isdir(cwd):

@@ -54,11 +54,11 @@ def check_program(
     our own interpreter.
 
     Raises:
-        ScriptError: the script or module does not exist, cannot be read, is a directory without
+        ScriptError: the script or module does not exist, cannot be reached or read, is a directory without
             ``__main__.py``, or is not Python.
         ScriptSyntaxError: it is not correct Python.
         ProgramNotFoundError: the program of ``--no_python`` does not exist.
-        ProgramNotExecutableError: the program of ``--no_python`` may not be executed.
+        ProgramNotExecutableError: the program of ``--no_python`` may not be executed, or not be reached.
     """
     if program.kind == "program":
         _check_executable(program.script, option and flavour.spell(option), environ, folder)
@@ -77,8 +77,23 @@ def find_executable(name: str, environ: Mapping[str, str], folder: str = "") -> 
     return next((one for one in _candidates(name, environ, folder) if _is_executable(one)), "")
 
 
+def is_out_of_reach(path: str) -> bool:
+    """Whether this user may not enter a directory of a path: then nobody can tell whether it exists."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def _check_script(script: str, flavour: Flavour, folder: str) -> None:
     path = os.path.join(folder, script)
+    if is_out_of_reach(os.path.join(path, "__main__.py")):  # of a file, this is a path that makes no sense
+        raise ScriptError(
+            f"script {script!r} cannot be reached by this user, check the permissions of its directories"
+        )
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
             raise ScriptError(
@@ -167,9 +182,19 @@ def _check_module(name: str, flavour: Flavour, environ: Mapping[str, str], folde
         return
     whole = "" if missing == name else f" (there is no {missing!r})"
     mend = "check the name and the working directory"
+    closed = [one for one in (os.path.join(folder, *name.split(".")), folder or ".") if _is_closed(one)]
+    if closed:
+        raise ScriptError(
+            f"module {name!r} cannot be read by this user, check the permissions of {closed[0]!r}"
+        )
     if os.path.isfile(os.path.join(folder, name)):
         mend = f"leave out {flavour.spell('--module')} to run the file"
     raise ScriptError(f"module {name!r} does not exist{whole}, {mend}")
+
+
+def _is_closed(folder: str) -> bool:
+    """Whether there is a directory in which this user cannot look for files."""
+    return is_out_of_reach(folder) or (os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK))
 
 
 def _python_path(environ: Mapping[str, str], folder: str) -> list[str]:
@@ -250,6 +275,10 @@ def _check_executable(program: str, option: str, environ: Mapping[str, str], fol
             raise ProgramNotExecutableError(f"program {existing[0]!r} is a directory")
         mend = "mark it with chmod +x" + (f" or leave out {option}" if option else "")
         raise ProgramNotExecutableError(f"program {existing[0]!r} is not executable, {mend}")
+    if os.sep in program and is_out_of_reach(os.path.join(folder, program)):
+        raise ProgramNotExecutableError(
+            f"program {program!r} cannot be reached by this user, check the permissions of its directories"
+        )
     if os.sep in program:
         raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")
     is_here = os.path.exists(os.path.join(folder, program))

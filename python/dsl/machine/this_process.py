@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 from dsl._record import Record
+from dsl.errors import OutOfReachError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,8 +87,14 @@ def read_text(path: str) -> str | None:
 
     Raises:
         OSError: the file exists but cannot be read.
+        OutOfReachError: this user may not enter its directory, so it may exist or not.
     """
-    if not os.path.isfile(path):
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+    except PermissionError as error:
+        raise OutOfReachError(error.errno, error.strerror, path) from None
+    except (OSError, ValueError):
         return None
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()

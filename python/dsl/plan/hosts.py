@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import Record, replace
 from dsl.devices.slots import Devices, find_devices, visible_override, visible_slots, visible_warning
-from dsl.errors import FilterError, HostfileError, OptionError
+from dsl.errors import FilterError, HostfileError, OptionError, OutOfReachError
 from dsl.lists import has_odd_colon, quote
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE, Level, RemoteRequest, Request, ResourceRequest
@@ -179,6 +179,8 @@ def read_hosts_text(path: str, read_text: Callable[[str], str | None]) -> str | 
     try:
         return read_text(path)
     except OSError as error:
+        if path == DEFAULT_HOSTFILE and isinstance(error, OutOfReachError):
+            return None  # nobody has named it
         raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
 
 

@@ -271,6 +271,8 @@ def _start_failure(exit_: Exit | Failed) -> str:
         hint = ", a script needs a #! line"
     elif number == errno.EACCES and target == "folder":
         hint = ", it is a directory"
+    elif number == errno.EACCES and target == "missing":
+        hint = ", this user may not enter one of its directories"
     elif number == errno.EACCES:
         hint = f", make it executable with chmod +x {path}"
     elif number == errno.E2BIG:

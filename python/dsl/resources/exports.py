@@ -11,7 +11,7 @@ the variable's value, and a backslash escapes ``$``, ``"`` and itself.
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.errors import EnvFileError
+from dsl.errors import EnvFileError, OutOfReachError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def read_env_files(
     for path in paths:
         try:
             text = read_text(path)
+        except OutOfReachError:
+            continue  # nobody has named it: it may be the home of another user
         except OSError as error:
             raise EnvFileError(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
         if text is not None:

@@ -118,6 +118,21 @@ def test_a_working_directory_may_be_none_or_closed(folder: Path, monkeypatch: py
     )
 
 
+def test_a_working_directory_may_be_out_of_reach(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nobody can tell whether it exists."""
+
+    def refuse(path: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", path)
+
+    script = assign(folder, program=Program("module", "m"))
+    monkeypatch.setattr("dsl.machine.check.os.stat", refuse)
+    problems = look(script, make_facts()).problems
+    monkeypatch.undo()
+    assert problems == (
+        f"working directory {str(folder)!r} cannot be reached by this user, check the permissions of its directories",
+    )
+
+
 def test_the_path_and_the_interpreter_are_those_of_the_workers(folder: Path) -> None:
     (folder / "tool").touch()
     (folder / "tool").chmod(0o755)
