@@ -32,6 +32,8 @@ from dsl.plan.starting import SHELL_VARIABLES, may_be_secret
 TIMEOUT_S = 25.0
 ARE_WARM = False
 """Whether the fork servers are warm ones. Tests set it."""
+HIDDEN = "getattr(getattr(__import__('_frozen_importlib')._find_and_load, '__self__', None), 'modules', ())"
+"""An expression for programs: the modules that the server has imported and the program has not; if executed, none."""
 PACKAGE = str(Path(dsl._core.__file__).parent)
 
 

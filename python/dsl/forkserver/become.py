@@ -126,18 +126,18 @@ def _holders_of_main() -> Holders:
     return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
 
 
-def compile_program(program: Sequence[str]) -> Compiled | None:
+def compile_program(program: Sequence[str], preloaded: Preloaded) -> Compiled | None:
     """A script's path, text and code, for workers that find the same text; None if they must compile it.
 
     They must if the compiler warns of something: each worker shows the warning itself.
     """
     text = _text_of(program)
     # We do not import this module: it would stay in the workers.
-    warnings = sys.modules.get("warnings")
+    warnings = preloaded.modules.get("warnings")
     if text is None or warnings is None:
         return None
     path = _absolute(program[0])
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(module=warnings):
         warnings.simplefilter("error")
         code = _code_of(path, text)
     return None if code is None else (path, text, code)
@@ -156,7 +156,7 @@ def become_worker(
     ``compiled`` is what `compile_program` has returned. If `compile` cannot take a script (a folder, an
     archive, a text with an error), the worker's command is executed instead.
     """
-    _take_randomness()
+    _take_randomness(preloaded)
     order.enter()
     order.show_command(len(sys.orig_argv))
     _take_environment(order.environ)
@@ -318,20 +318,21 @@ def _folder(program: Sequence[str]) -> str:
     return os.path.dirname(os.path.realpath(program[0]))
 
 
-def _take_randomness() -> None:
+def _take_randomness(preloaded: Preloaded) -> None:
     """Give generators of random numbers new seeds. `random` does so by itself."""
-    if (random := sys.modules.get("numpy.random")) is not None:
+    modules: dict[str, Any] = preloaded.modules
+    if (random := modules.get("numpy.random")) is not None:
         # As good as its `seed`, in a third of the time: 624 random words, all marked as used, no draw kept.
-        words = sys.modules["numpy"].frombuffer(os.urandom(4 * 624), "u4")
+        words = modules["numpy"].frombuffer(os.urandom(4 * 624), "u4")
         random.set_state(("MT19937", words, 624, 0, 0.0))
-    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
+    if (torch := modules.get("torch")) is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
     # datasets names files of a cache by it, and other workers may write such files at the same time.
-    if (names := sys.modules.get("datasets.fingerprint")) is not None and "fingerprint_rng" in vars(names):
+    if (names := modules.get("datasets.fingerprint")) is not None and "fingerprint_rng" in vars(names):
         names.fingerprint_rng.seed()
-    if (process := sys.modules.get("multiprocessing.process")) is not None:
+    if (process := modules.get("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
-    if (threading := sys.modules.get("threading")) is not None:
+    if (threading := modules.get("threading")) is not None:
         threading.main_thread()._set_native_id()  # noqa: SLF001  3.10 to 3.12 leave the server's there
 
 

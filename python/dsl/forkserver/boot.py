@@ -43,7 +43,9 @@ def start(path: str) -> None:
     def forget() -> None:
         sys.meta_path.remove(Finder)
         for name in set(sys.modules) - before:
-            del sys.modules[name]
+            # The interpreter keeps the codecs that it has looked up, and imports no module for them again.
+            if not name.startswith("encodings."):
+                del sys.modules[name]
         for name in set(sys.path_importer_cache) - caches:
             del sys.path_importer_cache[name]
         if interrupt is _signal.default_int_handler:

@@ -14,7 +14,7 @@ from dsl.forkserver import streams
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import ModuleType
     from typing import Any
 
@@ -45,9 +45,8 @@ _OF_TOOLS = (
 _NOT_OURS = ("sys", "builtins", "__main__")
 
 
-def _may_skip_libraries() -> bool:
-    """Whether a worker can skip what preloaded libraries do at the end of a process."""
-    modules = sys.modules
+def _may_skip_libraries(modules: Collection[str]) -> bool:
+    """Whether a worker can skip what the libraries of preloaded modules do at the end of a process."""
     return (
         any(name in modules for name in _SLOW_TO_END)
         and not any(name in modules for name in _WRITE_AT_END)
@@ -65,7 +64,8 @@ class Preloaded:
     """With what the worker ends; None: not known, or a signal ends it."""
 
     def __init__(self) -> None:
-        self._modules: dict[str, ModuleType] = {}
+        self.modules: dict[str, ModuleType] = {}
+        """By name. A worker sees in `sys.modules` only those that it has imported."""
         self._exit: Callable[[int], None] | None = None
         # `gc.freeze` keeps such a circle for ever, so no module loses its last reference.
         self._kept: list[object] = [self]
@@ -75,7 +75,7 @@ class Preloaded:
 
     def note(self) -> None:
         """Note what has been imported."""
-        self._modules = {name: one for name, one in sys.modules.items() if name not in _NOT_OURS}
+        self.modules = {name: one for name, one in sys.modules.items() if name not in _NOT_OURS}
         if (weakref := sys.modules.get("weakref")) is not None:
             for finalizer in list(weakref.finalize._registry):  # noqa: SLF001  there is no other list of them
                 function = (finalizer.peek() or (None, None))[1]
@@ -84,7 +84,7 @@ class Preloaded:
 
     def enter(self, order: ForkOrder) -> None:
         """Prepare the end of this worker."""
-        if _may_skip_libraries():
+        if _may_skip_libraries(self.modules):
             order.forget_exit_functions()
             self._exit = order.exit
 
@@ -95,8 +95,8 @@ class Preloaded:
             _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         modules = sys.modules
         may_skip = self._may_skip_interpreter()
-        mutes = any(name in modules for name in _TELL_LEAKS)
-        for name, module in self._modules.items():
+        mutes = any(name in modules or name in self.modules for name in _TELL_LEAKS)
+        for name, module in self.modules.items():
             if modules.get(name) is module:
                 del modules[name]
         # The interpreter clears modules from the last to the first.
@@ -117,7 +117,7 @@ class Preloaded:
         if self.exit_code is None or sys.flags.inspect or b"PYTHONINSPECT" in posix.environ:
             return False
         for name, module in list(sys.modules.items()):
-            is_new = self._modules.get(name) is not module and _package(name) not in sys.stdlib_module_names
+            is_new = self.modules.get(name) is not module and _package(name) not in sys.stdlib_module_names
             if is_new and type(getattr(module, "__loader__", None)).__name__ == "ExtensionFileLoader":
                 return False
         try:

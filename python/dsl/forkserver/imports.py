@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 from dsl._core import ForkLink
-from dsl.forkserver import become, ending, poison, preload
+from dsl.forkserver import become, ending, hidden, poison, preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ class Imports:
         self.program = program
         self.texts: set[str] = set()
         """Files that were read to find out what to import."""
+        self._start, self._notes = frozenset(sys.modules), hidden.Notes()
         self._known, self._shared = poison.open_descriptors(), poison.shared_memory()
         self._folder = become.show_program(program)
         self._preloaded = ending.Preloaded()
         self._changes = become.ImportChanges()
         wanted = listed.split(",") if listed else self.wanted()
         self.names = tuple([name for name in wanted if name])
-        self._failure = _import(self.names, watched, are_guessed=not listed)
+        self._failure = _import(self.names, watched, self._notes, are_guessed=not listed)
         _leave_word("after its imports")
 
     def wanted(self) -> tuple[str, ...]:
@@ -63,13 +65,18 @@ class Imports:
         return poison.find_poison(self._known, self._shared)
 
     def freeze(self) -> None:
-        """Keep what was imported as it is, in this process and in its forks."""
+        """Keep what was imported as it is, in this process and in its forks, until they import it."""
         self._preloaded.note()
+        kept = hidden.Hidden(self._start, self._notes)
+        self._changes.holders = [
+            (kept.modules if space is sys.modules and name in kept.modules else space, name)
+            for space, name in self._changes.holders
+        ]
         gc.freeze()
 
     def fork_workers(self, link: ForkLink) -> NoReturn:
         """Fork a worker for each order, until the engine hangs up. Only a forked worker leaves this call."""
-        compiled = become.compile_program(self.program)
+        compiled = become.compile_program(self.program, self._preloaded)
         link.ready()
         while (order := link.next()) is not None:
             try:
@@ -84,13 +91,19 @@ class Imports:
         os._exit(0)
 
 
-def _import(names: Sequence[str], watched: Sequence[str], *, are_guessed: bool) -> str | None:
+def _import(
+    names: Sequence[str], watched: Sequence[str], notes: hidden.Notes, *, are_guessed: bool
+) -> str | None:
     """Import without garbage collections on the way: one after the imports finds the same in less time."""
     before, *others = gc.get_threshold()
     # Not by `gc.disable`: a module may call that itself, and mean it for the workers.
     gc.set_threshold(_NEVER, *others)
     failure = preload.import_modules(
-        names, lambda name: _leave_word(f"while it imported {name}"), watched, are_guessed=are_guessed
+        names,
+        lambda name: _leave_word(f"while it imported {name}"),
+        watched,
+        are_guessed=are_guessed,
+        notes=notes,
     )
     now, *others = gc.get_threshold()
     # A module may have multiplied the threshold that it found.

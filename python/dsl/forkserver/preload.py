@@ -6,13 +6,12 @@ import os
 import sys
 
 from dsl._record import Record
-from dsl.forkserver import guess
+from dsl.forkserver import guess, hidden
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
-    from typing import Any
 
 # Folders of installed packages. Modules elsewhere are the user's own: they may read the rank when they are
 # imported, and may be edited between two attempts, so each worker imports them itself.
@@ -88,6 +87,7 @@ def import_modules(
     withheld: Iterable[str] = (),
     *,
     are_guessed: bool = False,
+    notes: hidden.Notes | None = None,
 ) -> str | None:
     """Import what can be imported. Return the first failure as a clause: workers will meet it themselves.
 
@@ -95,28 +95,29 @@ def import_modules(
     a dotted name, before it is imported. ``are_guessed``: the program may never import these modules, so only
     two kinds of failures count. Either a module failed half-way, so that a worker would not meet the same
     error, or a module asked for the worker's place. No module may ask for a ``withheld`` variable.
+    ``notes`` get what the modules do.
     """
     failure = None
     private = frozenset(withheld)
-    for name in names:
-        if _is_there(name):
-            continue
-        shown = name.replace(":", ".")
-        begin(shown)
-        before = set(sys.modules)
-        with _Watch(private | PLACE_VARIABLES) as watch:
+    with notes or hidden.Notes() as seen:
+        for name in names:
+            if _is_there(name):
+                continue
+            shown = name.replace(":", ".")
+            begin(shown)
+            before = hidden.namespaces()
+            copies = {place: dict(space) for place, space in before.items()}
             try:
                 _import(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001  anybody's code
                 if failure is None and (not are_guessed or _has_left_parts(before)):
                     text = " ".join(str(error).split())
                     failure = f"cannot import {shown}: {type(error).__name__}: {text}"
-        if failure is None and watch.asked_for in private:
-            failure = f"{shown} reads {watch.asked_for} when it is imported, which only workers get"
-        elif are_guessed and failure is None and watch.asked_for:
-            failure = (
-                f"{shown} reads {watch.asked_for} when it is imported: name what to import with --preload"
-            )
+            seen.note_replaced(name.partition(":")[0], copies)
+            if failure is None and (asked := seen.missed(private)):
+                failure = f"{shown} reads {asked} when it is imported, which only workers get"
+            elif are_guessed and failure is None and (asked := seen.missed(PLACE_VARIABLES)):
+                failure = f"{shown} reads {asked} when it is imported: name what to import with --preload"
     return failure
 
 
@@ -126,43 +127,12 @@ def _import(name: str) -> None:
     __import__(module, fromlist=[part] if part else ())
 
 
-class _Watch:
-    """Notes the first of these variables that code in a ``with`` block asks for and that is not set."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-        self.asked_for = ""
-
-    def __enter__(self) -> _Watch:  # noqa: PYI034  typing.Self needs 3.11
-        # We change the class, not `os.environ` itself: modules may hold that object, or what it holds.
-        of_variables = os._Environ  # noqa: SLF001  its instances have no place for a method
-        self._get = get = of_variables.__getitem__
-
-        def get_and_note(variables: Any, name: Any) -> Any:
-            try:
-                return get(variables, name)
-            except KeyError:
-                text = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
-                if text in self._names:
-                    self.asked_for = self.asked_for or text
-                raise
-
-        self._noting = get_and_note
-        of_variables.__getitem__ = get_and_note  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        of_variables = os._Environ  # noqa: SLF001  as above
-        if of_variables.__getitem__ is self._noting:
-            of_variables.__getitem__ = self._get  # type: ignore[method-assign]
-
-
-def _has_left_parts(before: set[str]) -> bool:
+def _has_left_parts(before: Collection[str]) -> bool:
     """Whether modules of a package are left although the package is not: its text would run a second time.
 
     torch then reports that second run, and not what has failed.
     """
-    parents = {name.rpartition(".")[0] for name in set(sys.modules) - before}
+    parents = {name.rpartition(".")[0] for name in sys.modules if name not in before}
     return any(parent and parent not in sys.modules for parent in parents)
 
 
