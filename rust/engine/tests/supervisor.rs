@@ -339,7 +339,7 @@ fn requests_without_a_group_are_forgotten() {
     supervisor.kill();
     supervisor.signal(libc::SIGTERM, None);
     supervisor.set_reading(true);
-    assert!(supervisor.take_events().is_empty());
+    assert_eq!(supervisor.take_events().len(), 0);
     supervisor
         .start(Arc::new(group(vec![sh("exit 0", QUIET)])))
         .unwrap();

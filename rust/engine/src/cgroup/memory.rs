@@ -67,7 +67,7 @@ mod tests {
             files(UNIFIED, b"0::/user.slice\n"),
             [Path::new("/sys/fs/cgroup/user.slice/memory.events")]
         );
-        assert!(files(b"", b"").is_empty());
+        assert_eq!(files(b"", b"").len(), 0);
     }
 
     #[test]

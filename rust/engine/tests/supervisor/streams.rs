@@ -92,7 +92,7 @@ fn files_hold_exactly_what_was_written() {
     assert_eq!(ended.first_failure, None);
     let read = |name: &str| std::fs::read(path(name)).unwrap();
     assert!(read("fresh") == data && read("emptied") == data);
-    assert!(read("kept") == [b"before\n", &data[..]].concat());
+    assert_eq!(read("kept"), [b"before\n", &data[..]].concat());
     assert_eq!((&read("out")[..], &read("err")[..]), (&b"out"[..], &b"err"[..]));
     assert_eq!(read("both"), b"onetwothree");
     let mode = std::fs::metadata(path("fresh")).unwrap().permissions().mode();
