@@ -85,7 +85,11 @@ def test_what_is_not_given_has_no_words() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, and on PATH, with an ssh."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "ssh").write_text("")
+    (tmp_path / "ssh").chmod(0o755)
     (tmp_path / "t.py").write_text("")
     (tmp_path / "c.json").write_text(json.dumps({"autotuning": {"space": {"lr": [1, 2]}}}))
     return tmp_path
@@ -135,16 +139,12 @@ def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
 def test_the_size_of_an_experiment_is_that_of_the_job(
     hosts: str, words: str, size: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    (tmp_path / "ssh").write_text("")
-    (tmp_path / "ssh").chmod(0o755)
     setup = tuned(hosts, words, PATH=str(tmp_path))
     assert (setup.size.nodes, setup.size.slots_per_node, setup.size.lanes) == size
 
 
 @pytest.mark.usefixtures("folder")
 def test_the_training_has_the_size_that_was_tuned_for(tmp_path: Path) -> None:
-    (tmp_path / "ssh").write_text("")
-    (tmp_path / "ssh").chmod(0o755)
     uneven = tuned("a slots=1\nb slots=3\n", "--launcher ssh", PATH=str(tmp_path))
     assert uneven.own_words() == ("--hostfile=hosts", "--include=a:0@b:0")
     even = tuned("a slots=2\nb slots=2\n", "--launcher ssh --master_port 7", PATH=str(tmp_path))
@@ -215,8 +215,6 @@ def test_memory_is_that_of_the_devices_that_experiments_get(
 @pytest.mark.parametrize("words", ["--num_nodes 1", "--num_nodes 1 --start-method forkserver"])
 def test_experiments_on_other_hosts_are_not_those_of_a_local_job(words: str, tmp_path: Path) -> None:
     """The job itself would run here alone, as the first host of the file is this one."""
-    (tmp_path / "ssh").write_text("")
-    (tmp_path / "ssh").chmod(0o755)
     setup = tuned("localhost slots=2\nother slots=2", f"--launcher ssh {words}", PATH=str(tmp_path))
     assert setup.size.lanes == 2
     assert (setup.servers, setup.start_words) == ((), ())
