@@ -129,6 +129,8 @@ class Slurm:
         names = self.cluster.names
         settings = {"head": self.head.name, "nodes": ",".join(names), "cpus": self.cpus, "gpus": self.gpus}
         (root / "etc/slurm/slurm.conf").write_text(CONFIGURATION.format(**settings), encoding="utf-8")
+        # No plugin of ours uses it. Left to choose, slurmd does not start where v2 is mounted and v1 counts.
+        (root / "etc/slurm/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
         lines = []
         for number in range(self.gpus):
             os.mknod(root / f"run/gpu/gpu{number}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
