@@ -239,10 +239,7 @@ def ordinary_user(programs: Programs, workers: int) -> list[Row]:
         return []
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
         Path(directory).chmod(0o777)
-        child = Path(directory) / "dsl-testchild"
-        child.write_bytes(Path(programs.testchild).read_bytes())
-        child.chmod(0o755)
-        command = programs.launch(workers, str(child), "flood", "1", LINE, WRITE)
+        command = programs.launch(workers, programs.testchild, "flood", "1", LINE, WRITE)
         command[1:1] = ["--tag-output", "always"]
         elapsed, _ = _piped(as_ordinary_user(command[1:], Path(directory)))
     rate = workers * 1.048576 / elapsed

@@ -72,13 +72,8 @@ def _full_life(programs: Programs, workers: int, who: str, *, ordinary: bool) ->
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o777)
         ready = Path(directory) / "ready"
-        child = programs.testchild
-        if ordinary:
-            child = str(Path(directory) / "dsl-testchild")
-            Path(child).write_bytes(Path(programs.testchild).read_bytes())
-            Path(child).chmod(0o755)
         words = ["catch", "USR1", "note", str(ready), "%r", "await", "USR1", "1", "exit", "0"]
-        command = programs.launch(workers, child, *words)
+        command = programs.launch(workers, programs.testchild, *words)
         if ordinary:
             command = as_ordinary_user(command[1:], Path(directory))
         code, times = _watch(command, ready, workers)

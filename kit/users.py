@@ -19,8 +19,9 @@ _MAIN = "import sys; sys.argv[0] = 'dsl'; from dsl.__main__ import main; sys.exi
 def as_ordinary_user(arguments: Sequence[str], directory: Path, *, limit: int | None = None) -> list[str]:
     """A command line that runs `dsl` as user nobody, from a copy of the package in `directory`.
 
-    The interpreter here may lie in root's home, which nobody can enter; then another Python of at least
-    3.10 is taken (the extension is built for the stable ABI). `limit`: RLIMIT_NPROC for that user.
+    What lies in root's home, which nobody can enter, is copied, too, if the arguments name it; instead of an
+    interpreter there, another Python of at least 3.10 is taken (the extension is built for the stable ABI).
+    `limit`: RLIMIT_NPROC for that user.
     """
     for parent in (directory, *directory.parents):
         if parent.is_relative_to(tempfile.gettempdir()) and parent.owner() == "root":
@@ -33,7 +34,21 @@ def as_ordinary_user(arguments: Sequence[str], directory: Path, *, limit: int | 
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     bound = [] if limit is None else ["prlimit", f"--nproc={limit}"]
     python = _python_of_everybody(drop)
-    return [*drop, *bound, "env", f"PYTHONPATH={package}", python, "-c", _MAIN, *arguments]
+    words = [_reachable(word, directory) for word in arguments]
+    return [*drop, *bound, "env", f"PYTHONPATH={package}", python, "-c", _MAIN, *words]
+
+
+def _reachable(word: str, directory: Path) -> str:
+    """The same, or the path of a copy if it is the path of a program below a closed directory."""
+    path = Path(word)
+    if not (path.is_absolute() and path.is_file()):
+        return word
+    if all(parent.stat().st_mode & 0o001 for parent in path.parents):
+        return word
+    copy = directory / path.name
+    shutil.copy(path, copy)
+    copy.chmod(0o755)
+    return str(copy)
 
 
 def _python_of_everybody(drop: Sequence[str]) -> str:

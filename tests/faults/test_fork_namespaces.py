@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.namespaces import unshared
 
 from dsl._core import kernel_interfaces
 
@@ -53,13 +54,14 @@ signal.pause()
 
 def among_strangers(wrapper: str, testchild: Path, folder: Path) -> dict[str, Any]:
     """Have rank 1 of 4 fail, and the others be stopped, where 40 strangers have the lowest pids of all."""
+    unshared(*wrapper.split()[1:])
     python, script = folder / "python", folder / "train.py"
     python.write_text(f'#!/bin/sh\nexec {wrapper} {sys.executable} "$@"\n')
     python.chmod(0o755)
     script.write_text(TRAIN)
     command = [sys.executable, "-m", "dsl.run", "--nproc-per-node=4", "--start-method=forkserver"]
     command += ["--preload=decimal", "--grace=2", str(script), str(folder)]
-    line = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "env", f"PYTHON_EXEC={python}"]
+    line = [*unshared("--pid", "--fork", "--kill-child", "--mount-proc"), "env", f"PYTHON_EXEC={python}"]
     line += [sys.executable, str(SCENARIO), str(testchild), str(folder), str(STRANGERS), *command]
     result = subprocess.run(
         line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False

@@ -17,6 +17,7 @@ import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
+from tests.support.namespaces import unshared
 from tests.support.places import free_port
 from tests.support.terminal import terminal
 
@@ -364,7 +365,7 @@ def test_a_full_disk_is_refused_before_the_start(shell: Shell, tmp_path: Path) -
     touched = tmp_path / "touched"
     shell.state.mkdir()
     line = shell.line(["touch", str(touched)])
-    ended = shell.run(["unshare", "--mount", "bash", "-c", FULL, "bash", str(shell.state), *line])
+    ended = shell.run([*unshared("--mount"), "bash", "-c", FULL, "bash", str(shell.state), *line])
     assert (ended.returncode, ended.stderr.count(b"\n")) == (1, 1), ended.stderr
     assert b"no space left on device" in ended.stderr
     assert not touched.exists()
@@ -385,7 +386,7 @@ def test_a_job_that_fills_the_disk_still_has_its_exit_code(shell: Shell, ending:
     """A job that had succeeded but for its output has failed."""
     shell.state.mkdir()
     line = shell.line(["lines", "5000", "80", "exit", ending])
-    ended = shell.run(["unshare", "--mount", "bash", "-c", FILLS, "bash", str(shell.state), *line])
+    ended = shell.run([*unshared("--mount"), "bash", "-c", FILLS, "bash", str(shell.state), *line])
     assert ended.returncode == code, ended.stderr
 
 
@@ -488,9 +489,10 @@ def test_a_job_that_is_ended_at_any_moment_has_its_exit_code(shell: Shell) -> No
         assert [one.wait(30) for one in waiting] == [ends[signum]] * 2, signum
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.guarantee("G1", "G2", "G6")
 def test_who_comes_and_goes_changes_nothing(shell: Shell, tmp_path: Path) -> None:
-    count = 200
+    count = 100
     chance = random.Random(count)
     go = tmp_path / "go"
     words = ["lines", "3000", "60", "wait", str(go), "lines", "3000", "60", "exit", "9"]

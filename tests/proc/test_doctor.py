@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.namespaces import unshared
 
 from dsl.doctor.processes import command_of as read_command
 from dsl.doctor.processes import on_devices
@@ -53,7 +54,7 @@ class Machine:
 
     def in_namespace(self, *steps: str, kinds: Sequence[str] = ("--mount",)) -> list[str]:
         """Words that run a command behind these steps, in namespaces of its own."""
-        return ["unshare", *kinds, "--", "sh", "-c", FIRST, "sh", *steps, "--"]
+        return [*unshared(*kinds), "--", "sh", "-c", FIRST, "sh", *steps, "--"]
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_a_process_that_an_earlier_job_has_left_is_named(machine: Machine) -> No
     text = (
         f"{sleeper}; cd {machine.folder} && {machine.command.with_name('dslrun')} --doctor train.py; exit $?"
     )
-    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", text]
+    words = [*unshared("--pid", "--fork", "--kill-child", "--mount-proc"), "sh", "-c", text]
     result = subprocess.run(
         words, env={**machine.run_env, **ENV}, capture_output=True, text=True, check=False
     )

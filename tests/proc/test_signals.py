@@ -14,6 +14,7 @@ from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
+from tests.support.namespaces import unshared
 
 pytestmark = pytest.mark.engine
 
@@ -279,7 +280,7 @@ def test_a_signal_sent_before_any_worker_runs_still_ends_the_command(
 
 
 def _in_a_pid_namespace(line: Sequence[str]) -> list[str]:
-    return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *line]
+    return [*unshared("--pid", "--fork", "--mount-proc", "--kill-child"), *line]
 
 
 @pytest.mark.root

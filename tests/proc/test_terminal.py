@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import pty
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
+from tests.support.namespaces import unshared
 from tests.support.terminal import Terminal
 
 Open = Callable[..., AbstractContextManager[Terminal]]
@@ -240,9 +240,7 @@ def test_a_lone_worker_that_reads_the_terminal_is_treated_as_without_us(
 
 
 def _in_a_pid_namespace(line: list[str]) -> list[str]:
-    unshare = shutil.which("unshare")
-    assert unshare is not None
-    return [unshare, "--pid", "--fork", "--mount-proc", "--kill-child", *line]
+    return [*unshared("--pid", "--fork", "--mount-proc", "--kill-child"), *line]
 
 
 @pytest.mark.root

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kit.waiting import until
+from tests.support.namespaces import unshared
 from tests.support.places import free_port
 from tests.support.terminal import terminal as a_terminal
 
@@ -145,7 +146,7 @@ def test_a_full_disk_is_named_and_the_last_words_have_room_that_was_taken_before
     script = f'mount -t tmpfs -o size=256k none {logs} || exit 99; {fill}exec "$@"'
     count = "--num_gpus=2" if name == "dsl" else "--nproc-per-node=2"
     own = [str(dsl_command.with_name(name)), count, "--redirects", "3", "--log-dir", str(logs), "train.py"]
-    command = ["unshare", "--mount", "/bin/sh", "-c", script, "sh", *own, str(logs)]
+    command = [*unshared("--mount"), "/bin/sh", "-c", script, "sh", *own, str(logs)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False, cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     said = r"/attempt_0/1/stderr\.log may lack its last words: No space left on device, make room on its disk"

@@ -14,6 +14,7 @@ from kit.users import as_ordinary_user
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import complete_lines, running
+from tests.support.namespaces import unshared
 
 pytestmark = [pytest.mark.root, pytest.mark.guarantee("G1", "G2")]
 
@@ -23,7 +24,7 @@ MAY_BE_LEFT = "processes of the job may be left: /proc cannot be read, so nobody
 
 def _covered(line: Sequence[str], script: str = COVER) -> list[str]:
     """The command in a mount namespace of its own, without a usable /proc."""
-    return ["unshare", "--mount", "/bin/sh", "-c", f'{script} && exec "$@"', "sh", *line]
+    return [*unshared("--mount"), "/bin/sh", "-c", f'{script} && exec "$@"', "sh", *line]
 
 
 def _deaf(testchild: Path, ready: Path) -> list[str]:
