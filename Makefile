@@ -1,7 +1,7 @@
 # Every habit of the project. Each target sets up what it needs in .venv first; nothing has to be installed by hand.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-RUN := scripts/with-environment --tests --
+RUN := scripts/with-environment --tests --lint --
 PYTEST := $(RUN) python -m pytest
 # The theme tells of the next version of mkdocs at every start.
 SITE := NO_MKDOCS_2_WARNING=1 scripts/with-environment --tests --docs -- mkdocs

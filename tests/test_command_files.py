@@ -55,9 +55,9 @@ def test_a_new_option_is_in_help_man_page_and_completion_by_itself(shell: str) -
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_man_page_is_well_formed(command: str) -> None:
     judge = shutil.which("mandoc")
-    if judge is None and os.geteuid() != 0:
-        pytest.skip("needs root, to install mandoc")
-    assert judge is not None, "mandoc is missing, scripts/with-environment --tests installs it"
+    if judge is None and "CI" not in os.environ:
+        pytest.skip("needs the program mandoc")
+    assert judge is not None, "mandoc is missing, scripts/with-environment --shells installs it"
     path = SHARE / "man" / "man1" / f"{command}.1"
     result = subprocess.run([judge, "-Tlint", "-Wwarning", path], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -45,9 +45,9 @@ HOSTILE = "$(touch${IFS}owned) slots=1\n`touch${IFS}owned` slots=1\n;touch slots
 def shell_at(name: str) -> str:
     """The path of a shell, which the set-up installs."""
     path = shutil.which(name)
-    if path is None and os.geteuid() != 0:
-        pytest.skip(f"needs root, to install {name}")
-    assert path is not None, f"{name} is missing, scripts/with-environment --tests installs it"
+    if path is None and "CI" not in os.environ:
+        pytest.skip(f"needs the program {name}")
+    assert path is not None, f"{name} is missing, scripts/with-environment --shells installs it"
     return path
 
 
@@ -209,8 +209,8 @@ def test_shells_find_what_the_package_installs(place: Path, dsl_command: Path, s
     share = dsl_command.parent.parent / "share"
     if shell == "bash":
         loader = Path("/usr/share/bash-completion/bash_completion")
-        if not loader.exists() and os.geteuid() != 0:
-            pytest.skip("needs root, to install bash-completion")
+        if not loader.exists() and "CI" not in os.environ:
+            pytest.skip("needs the program bash-completion")
         complete = in_bash(place, f"export XDG_DATA_DIRS={share}; . {loader}")
     elif shell == "zsh":
         complete = in_zsh(place, str(share / "zsh" / "site-functions"))

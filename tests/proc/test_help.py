@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,7 @@ def text_of(screen: Terminal) -> str:
     return screen.shown().decode().replace("\r\n", "\n")
 
 
+@pytest.mark.skipif(shutil.which("less") is None, reason="needs the program less")
 def test_less_shows_a_screen_and_leaves_it(dsl_command: Path) -> None:
     with terminal([str(dsl_command), "--help"], {"TERM": "xterm", "PAGER": "less"}, size=(80, 24)) as screen:
         screen.showed("SCRIPT [ARGUMENTS]")

@@ -275,7 +275,9 @@ def test_copies_of_a_signal_that_is_only_told_are_one(testchild: Path, tmp_path:
         both = [str(command.job.guard), str(command.job.agent())]
         subprocess.run(["/bin/kill", "-TERM", *both], check=True)
         until(command.signals)
-        subprocess.run(["/bin/kill", "-TERM", *both], check=True)
+        subprocess.run(
+            ["/bin/kill", "-TERM", *both], check=False
+        )  # the agent may have been ended before its turn
         assert command.job.wait() == 0, command.job.stderr()
         assert command.signals() == [(TERM, "stop")] * 2
         assert command.caught(TERM) == 0
