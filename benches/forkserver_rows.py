@@ -70,15 +70,21 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(64, 64))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.ones(8, 64)).sum().backward()
-    optimizer.step()
-dist.destroy_process_group()
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+    dist.all_gather([torch.zeros(4) for _ in range(dist.get_world_size())], torch.ones(4))
+    dist.barrier()
+    dist.destroy_process_group()
+
+main()
 """
 # What any launcher has to do at least for it: one import of what a first step needs, and four forks.
 BARE_DDP = f"""
@@ -95,7 +101,7 @@ for rank in map(str, range(4)):
     if pid == 0:
         os.environ.update(RANK=rank, WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         exec(script, {{"__name__": "__main__"}})
-        os._exit(0)
+        sys.exit()
     pids.append(pid)
 sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
 """
