@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _frozen_importlib
 import gc
 import io
 import json
@@ -198,7 +197,6 @@ found = {
     "warnings": [repr(one) for one in warnings.filters],
     "buffer sizes": [io.DEFAULT_BUFFER_SIZE, os.fstat(1).st_blksize],
     "modules": sorted(sys.modules),
-    "hidden": sorted(getattr(getattr(vars(_frozen_importlib)["_find_and_load"], "__self__", None), "modules", ())),
     "modules of dsl": [name for name in sys.modules if name.partition(".")[0] == "dsl"],
     "names of dsl": sorted(name for name in sys.path_importer_cache if "dsl" in name.rpartition("/")[2] or name.endswith("forkserver")),
     "usage": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss == 0,
