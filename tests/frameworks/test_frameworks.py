@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, object]] = {
 }
 
 # A framework takes many seconds to import on a cold disk, and DeepSpeed compiles an operation in the first job.
-JOB_TIMEOUT_S = 200
+JOB_TIMEOUT_S = 300
 pytestmark = [pytest.mark.timeout(2 * JOB_TIMEOUT_S + 30)]
 
 
