@@ -13,14 +13,18 @@ import pytest
 from kit.cluster import Cluster
 from kit.waiting import until
 from tests.support.fleet import SSH, Fleet, Ways, gone_within, kill, running
+from tests.support.forks import HIDDEN
 
 # `decimal` is what the fork server imports: an executed worker does not have it.
 FORKED = ("--start-method", "forkserver", "--preload", "decimal")
-WORKER = """
+WORKER = (
+    """
 import json, os, sys, time
 folder = sys.argv[1]
 facts = {
-    "forked": "decimal" in sys.modules, "parent": os.getppid(), "host": os.uname().nodename,
+    "forked": "decimal" in """
+    + HIDDEN
+    + """, "parent": os.getppid(), "host": os.uname().nodename,
     "cpus": sorted(os.sched_getaffinity(0)), "argv": sys.argv[1:],
     "env": {name: os.environ.get(name) for name in (
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -40,6 +44,7 @@ while not os.path.exists(f"{folder}/done"):
         sys.exit(7)
     time.sleep(0.02)
 """
+)
 LAUNCHERS = (
     ("ssh", ()),
     ("pdsh", ()),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forks import HIDDEN
 from tests.support.namespaces import unshared
 
 from dsl._core import kernel_interfaces
@@ -37,11 +38,14 @@ WRAPPERS = {
         "another pid namespace",
     ),
 }
-TRAIN = """
+TRAIN = (
+    """
 import os, pathlib, signal, sys, time
 rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 folder = pathlib.Path(sys.argv[1])
-print("decimal" in sys.modules, flush=True)
+print("decimal" in """
+    + HIDDEN
+    + """, flush=True)
 (folder / f"begun{rank}").touch()
 while not all((folder / f"begun{one}").exists() for one in range(count)):
     time.sleep(0.01)
@@ -50,6 +54,7 @@ if rank == 1:
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 signal.pause()
 """
+)
 
 
 def among_strangers(wrapper: str, testchild: Path, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.forks import HIDDEN
 from tests.support.terminal import Terminal
 
 Open = Callable[..., AbstractContextManager[Terminal]]
@@ -23,22 +24,30 @@ pytestmark = [
 ]
 
 # Notes its pid, then each signal that it gets. `decimal` shows that it was forked.
-CATCH = """
+CATCH = (
+    """
 import os, signal, sys
 notes = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for number in (signal.SIGINT, signal.SIGCONT):
     signal.signal(number, lambda number, _: os.write(notes, b"%d:%d\\n" % (number, os.getpid())))
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.write(notes, b"%s:%d\\n" % (b"forked" if "decimal" in sys.modules else b"executed", os.getpid()))
+os.write(notes, b"%s:%d\\n" % (b"forked" if "decimal" in """
+    + HIDDEN
+    + """ else b"executed", os.getpid()))
 while True:
     signal.pause()
 """
+)
 
-READ = """
+READ = (
+    """
 import sys
-print("said", sys.stdin.readline().strip(), "decimal" in sys.modules, flush=True)
+print("said", sys.stdin.readline().strip(), "decimal" in """
+    + HIDDEN
+    + """, flush=True)
 sys.exit(7)
 """
+)
 
 
 def line(dsl: Path, folder: Path, text: str, workers: int, *options: str) -> list[str]:

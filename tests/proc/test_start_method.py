@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.forks import HIDDEN
 from tests.support.functions import describe
 
 from dsl.functions.launcher import launch
@@ -23,10 +24,13 @@ from dsl.machine.cpus import parse_kernel_list
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_ddp.py"
 
 # `decimal` is what the fork server imports: an executed worker does not have it.
-TELL = """
+TELL = (
+    """
 import json, os, sys
 facts = {
-    "rank": os.environ["RANK"], "parent": os.getppid(), "forked": "decimal" in sys.modules, "argv": sys.argv,
+    "rank": os.environ["RANK"], "parent": os.getppid(), "forked": "decimal" in """
+    + HIDDEN
+    + """, "argv": sys.argv,
     "name": __name__, "file": __file__, "input": None, "cpus": sorted(os.sched_getaffinity(0)),
     "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
 }
@@ -35,6 +39,7 @@ with open(path + ".part", "w") as file:
     json.dump(facts, file)
 os.rename(path + ".part", path)
 """
+)
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_cpu")]
 
