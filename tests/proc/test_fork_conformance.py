@@ -878,6 +878,19 @@ def test_what_torch_has_done_decides(tmp_path: Path, text: str, reason: str | No
             assert reason in lost
 
 
+def test_a_thread_that_waits_for_the_interpreter_gets_it_before_the_end(tmp_path: Path) -> None:
+    """A thread of gloo that got it only later would abort the process."""
+    (tmp_path / "train.py").write_text(
+        "import sys, threading\nsys.setswitchinterval(1000)\ngo = threading.Event()\n"
+        "def late():\n    go.wait()\n    open('late', 'w').close()\n"
+        "threading.Thread(target=late, daemon=True).start()\ngo.set()"
+    )
+    with Forks(tmp_path, program=["train.py"], env=environment()) as forks:
+        assert forks.run(["train.py"]) == [Result(0, None, "", "")]
+        assert forks.lost is None
+    assert (tmp_path / "late").exists()
+
+
 TRAINING = f"""
 import json, sys
 import torch

@@ -41,6 +41,8 @@ _OF_TOOLS = (
         "GCOV_PREFIX",
     ),
 )
+# How often we look whether a thread still runs, and seconds between two looks.
+_LOOKS, _LOOK_S = 50, 0.001
 # The interpreter clears these itself, whatever `sys.modules` holds; the program's main module is not ours.
 _NOT_OURS = ("sys", "builtins", "__main__")
 
@@ -93,6 +95,7 @@ class Preloaded:
         # From here on Ctrl-C changes nothing any more, and must not show a traceback of ours.
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+        _let_threads_rest()
         modules = sys.modules
         may_skip = self._may_skip_interpreter()
         mutes = any(name in modules or name in self.modules for name in _TELL_LEAKS)
@@ -127,6 +130,30 @@ class Preloaded:
         except Exception:  # noqa: BLE001  a stream may be of any kind; the interpreter tells of it
             return False
         return True
+
+
+def _let_threads_rest() -> None:
+    """Let threads of libraries take the interpreter's lock once more, if they wait for it.
+
+    gloo's threads do, to drop the tensors of the last collective. When the interpreter has begun to end, that
+    aborts the process. An executed worker hardly ends so early: it imports what its exit functions need.
+    """
+    own = str(os.getpid())
+    for _ in range(_LOOKS):
+        others = [task for task in os.listdir("/proc/self/task") if task != own]
+        if not others:
+            return
+        _signal.sigtimedwait((), _LOOK_S)  # without the lock
+        if not any(map(_runs, others)):
+            return
+
+
+def _runs(task: str) -> bool:
+    try:
+        with open(f"/proc/self/task/{task}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"R"
+    except OSError:
+        return False
 
 
 def _package(name: str) -> str:
