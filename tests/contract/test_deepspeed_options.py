@@ -15,8 +15,8 @@ from dsl.cli.parser import Parser
 
 # Ours does more than an int here: docs/compat.md, "Command line".
 OWN_TYPES = {"num_nodes": "node_count"}
-# What its type is called there: the same, with a bound.
-SAME_TYPES = {"integer": "int"}
+# What its type is called there: the same, with a bound, or less a pair of quotes around it.
+SAME_TYPES = {"integer": "int", "unquoted": "str"}
 OWN_ATTRIBUTES = {
     *("master_port_given", "launcher_given", "log_level_given", "grace"),
     *("elastic_training", "min_elastic_nodes", "max_elastic_nodes"),
