@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -12,59 +12,83 @@ if TYPE_CHECKING:
 
 TITLES = {
     "launch": "Start and end of 64 workers",
+    "training": "A training, from the command to its end",
+    "imports": "Until the last worker has imported torch",
     "workers": "Start and end of a job, by its number of workers",
     "failure": "From the failure of a worker to the end of the command",
-    "imports": "Until the last worker has imported torch (dslrun: with a fork server)",
     "hosts": "From the command to the first line of a worker",
 }
 COLOURS = {"light": ("#1f2328", "#00796b", "#9aa4ae"), "dark": ("#e6edf3", "#4db6ac", "#59636e")}
 """Of text, of our bars and of other bars."""
 
 
-def draw(measured: Iterable[Bars], machine: Mapping[str, object], folder: Path) -> None:
-    """Write `<chart>-light.svg` and `<chart>-dark.svg` into a folder, for each chart that has bars."""
-    charts: dict[str, dict[str, dict[str, float]]] = {}
+class Group(TypedDict):
+    """Bars that stand together, under one heading."""
+
+    machine: str
+    """Where they were measured."""
+    seconds: dict[str, float]
+    """The time of each program."""
+
+
+Table = dict[str, dict[str, Group]]
+"""Groups by their heading, by the name of their chart."""
+
+
+def table(measured: Iterable[Bars], machine: Mapping[str, object]) -> Table:
+    """What was measured on this machine."""
+    kernel = str(machine["kernel"]).partition("-")[0]
+    name = f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {kernel}"
+    groups: Table = {}
     for bars in measured:
-        charts.setdefault(bars.chart, {})[bars.group] = bars.seconds
-    below = f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {machine['kernel']}"
-    for name, groups in charts.items():
+        groups.setdefault(bars.chart, {})[bars.group] = {"machine": name, "seconds": bars.seconds}
+    return groups
+
+
+def draw(groups: Table, folder: Path) -> None:
+    """Write `<chart>-light.svg` and `<chart>-dark.svg` into a folder, for each chart of the table."""
+    for name in groups:
         for scheme in COLOURS:
-            _draw_chart(TITLES[name], groups, below, scheme, folder / f"{name}-{scheme}.svg")
+            _draw_chart(TITLES[name], groups[name], scheme, folder / f"{name}-{scheme}.svg")
 
 
-def _draw_chart(
-    title: str, groups: Mapping[str, Mapping[str, float]], below: str, scheme: str, file: Path
-) -> None:
-    """Bars from the left, the shortest of each group on top, each with its time."""
+def _draw_chart(title: str, groups: Mapping[str, Group], scheme: str, file: Path) -> None:
+    """Bars from the left, each with its time, the shortest of a group on top; several groups have headings.
+
+    Narrow, so that the text can be read where a phone shows the picture smaller.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     text, ours, others = COLOURS[scheme]
-    rows = [
-        (group, program, seconds)
-        for group, times in groups.items()
-        for program, seconds in sorted(times.items(), key=lambda one: one[1])
-    ]
+    longest = max(seconds for group in groups.values() for seconds in group["seconds"].values())
+    machines = list(dict.fromkeys(group["machine"] for group in groups.values()))
     # Text stays text, and the same numbers give the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(rows) + 0.2 * len(groups)))
+        figure = Figure()
         axes = figure.subplots()
-        place, longest = 0.0, max(seconds for _, _, seconds in rows)
-        for number, (group, program, seconds) in enumerate(rows):
-            if number and rows[number - 1][0] != group:
-                place += 0.6
-            axes.barh(place, seconds, height=0.75, color=ours if program.startswith("dsl") else others)
-            label = program if len(groups) == 1 else f"{group}: {program}"
-            axes.text(-0.012 * longest, place, label, ha="right", va="center", color=text, fontsize=10)
-            weight = "bold" if program.startswith("dsl") else "normal"
-            axes.text(seconds + 0.012 * longest, place, _time(seconds), ha="left", va="center", color=text,
-                      fontsize=10, fontweight=weight)  # fmt: skip
-            place += 1
-        axes.set_xlim(0, 1.12 * longest)
-        axes.invert_yaxis()
+        place, beside = 0.0, 0.015 * longest
+        for heading, group in groups.items():
+            if len(groups) > 1:
+                axes.text(0, place, heading, ha="left", va="center", color=text, fontsize=10)
+                place += 0.95
+            for program, seconds in sorted(group["seconds"].items(), key=lambda one: one[1]):
+                is_ours = program.startswith("dsl")
+                axes.barh(place, seconds, height=0.75, color=ours if is_ours else others)
+                axes.text(-beside, place, program, ha="right", va="center", color=text, fontsize=10)
+                axes.text(seconds + beside, place, _time(seconds), ha="left", va="center", color=text,
+                          fontsize=10, fontweight="bold" if is_ours else "normal")  # fmt: skip
+                place += 1
+            place += 0.4
+        figure.set_size_inches(4.6, 0.4 + 0.29 * place)
+        axes.set_xlim(0, 1.15 * longest)
+        axes.set_ylim(place - 0.9, -0.6)
         axes.axis("off")
-        axes.set_title(title, color=text, fontsize=11, loc="left", fontweight="bold")
-        figure.text(0.99, 0.01, below, ha="right", va="bottom", color=text, fontsize=7)
+        # Beside the names of the programs, whose width nobody knows here, there is room enough for it.
+        axes.annotate(title, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
+                      color=text, fontsize=11, ha="left", fontweight="bold")  # fmt: skip
+        axes.annotate("\n".join(machines), (1, 0), xytext=(0, -6), xycoords="axes fraction",
+                      textcoords="offset points", color=text, fontsize=8, ha="right", va="top")  # fmt: skip
         figure.savefig(file, transparent=True, bbox_inches="tight", metadata={"Date": None})
 
 

@@ -155,17 +155,17 @@ def has_torch() -> bool:
 
 def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
     """From the start of the command to the first line of the last worker, which imports torch before."""
-    workers = _fitting(most, IMPORTED_MIB)
+    workers, ours = _fitting(most, IMPORTED_MIB), "dslrun, fork server"
     takers = {
-        "dslrun": lambda: _last_start([programs.dslrun, *count_words(workers), *TORCH_ALONE], STAMP, workers),
+        ours: lambda: _last_start([programs.dslrun, *count_words(workers), *TORCH_ALONE], STAMP, workers),
         "torchrun": lambda: _last_start([*torchrun_words(), *count_words(workers)], STAMP, workers),
     }
     values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
     middle = medians(values)
-    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
+    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values[ours], 1, 's')}"
     name = f"{workers} workers import torch, torchrun / dslrun with a fork server"
-    bars = Bars("imports", f"{workers} workers", middle)
-    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail, bars)
+    bars = Bars("imports", f"{workers} workers on {os.cpu_count()} CPUs", middle)
+    return Row(name, middle["torchrun"] / middle[ours], "x", bar, False, detail, bars)
 
 
 def against_floor(programs: Programs, most: int, bar: float, repeats: int) -> Row:

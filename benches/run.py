@@ -117,7 +117,7 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
         "frameworks": lambda: forkserver_rows.tests("frameworks/test_frameworks.py", "", 0),
         "poison": lambda: forkserver_rows.poison(ours, times, 0),
         "restart": lambda: forkserver_rows.restart(ours, 64, 0.4, few),
-        "warm-training": lambda: warm_rows.training(ours, 15.0, few, few),
+        "warm-training": lambda: warm_rows.training(ours, 4, 15.0, 2 * few, 2 * few),
         "warm-single": lambda: warm_rows.single(ours, 5.0, few),
         "warm-functions": lambda: warm_rows.functions(4, 0.3, 5 * few),
         "warm-64": lambda: warm_rows.starts(ours, 64, 0.35, few),
@@ -255,7 +255,7 @@ def _write(facts: dict[str, str | int | float], rows: list[Row], lines: list[str
     report = {"time": stamp, "machine": facts, "rows": results}
     (directory / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
     (directory / "bench.md").write_text("\n".join(lines) + "\n")
-    charts.draw([row.bars for row in rows if row.bars], facts, directory)
+    charts.draw(charts.table([row.bars for row in rows if row.bars], facts), directory)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from benches.forkserver_rows import (
     trained_s,
     write_script,
 )
-from benches.measure import Row, in_turns, medians, spread, wall_s
+from benches.measure import Bars, Row, in_turns, medians, spread, wall_s
 
 from dsl._core import warm_answer, warm_call
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 WARM = ("--start-method", "warm")
 ANSWER_S = 10.0
+FIRST, SECOND = "dslrun warm, 1st start", "dslrun warm, 2nd start"
 LAUNCHES = """
 import os, sys, time
 from dsl.functions import warm_launch
@@ -52,30 +53,44 @@ def _own_servers() -> Iterator[str]:
         try:
             yield folder
         finally:
-            for path in Path(sockets).glob("dsl-*/*.warm"):
-                warm_answer(warm_call(path.parent, path.name, "stop"), ANSWER_S)
+            _end_servers()
             for name, value in before.items():
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
 
 
-def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -> Row:
-    """Four ranks train three steps with DDP and gloo: the whole command, but the first launch."""
+def _end_servers() -> None:
+    """End the warm servers whose sockets are in the folder of `_own_servers`."""
+    for path in Path(os.environ["TMPDIR"]).glob("dsl-*/*.warm"):
+        warm_answer(warm_call(path.parent, path.name, "stop"), ANSWER_S)
+
+
+def training(programs: Programs, workers: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
+    """Three steps of DDP over gloo: the whole command, and with a warm server its second start."""
     with _own_servers() as folder:
         script = write_script(folder, DDP)
-        ours = [programs.dslrun, *count_words(4), *WARM, script]
+        plain = [programs.dslrun, *count_words(workers)]
+        ours = [*plain, *WARM, script]
+
+        def first_s() -> float:
+            _end_servers()
+            return trained_s(ours)
+
         takers = {
-            "dslrun": lambda: trained_s(ours),
-            "torchrun": lambda: trained_s([*torchrun_words(), *count_words(4), script]),
+            "torchrun": lambda: trained_s([*torchrun_words(), *count_words(workers), script]),
+            "dslrun": lambda: trained_s([*plain, script]),
+            FIRST: first_s,
+            SECOND: lambda: trained_s(ours),
         }
-        first_s = trained_s(ours)
-        values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
+        values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs, "dslrun": theirs_runs})
     middle = medians(values)
-    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
-    name = "second launch of 4 ranks of DDP over gloo, torchrun / dslrun with a warm server"
-    detail += f"; first launch {first_s:.3g} s"
-    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values[SECOND], 1, 's')}"
+    detail += f"; {spread(values['dslrun'], 1, 's')} without a server"
+    detail += f", {spread(values[FIRST], 1, 's')} with a new one"
+    name = f"second launch of {workers} ranks of DDP over gloo, torchrun / dslrun with a warm server"
+    bars = Bars("training", f"{workers} ranks of DDP over gloo, on {os.cpu_count()} CPUs", middle)
+    return Row(name, middle["torchrun"] / middle[SECOND], "x", bar, False, detail, bars)
 
 
 def single(programs: Programs, bar: float, repeats: int) -> Row:

@@ -1,7 +1,7 @@
 """Draw the pictures of the documents into docs/pictures, each for light and for dark pages.
 
 Diagrams come from the text beside them (`*.d2`), the recording of a failure from a real run of `dsl` on this
-machine, and the charts from `bench-results/bench.json`, if `make bench` has been there.
+machine, and the charts from `charts.json`, where the figures of the last `make bench` replace older ones.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from benches.measure import Bars  # noqa: E402  as above
 
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "bench-results" / "bench.json"
+FIGURES = PICTURES / "charts.json"
+"""What the charts show. Some of it was measured on other machines."""
+
 THEMES = {"light": "0", "dark": "200"}
 """Of D2."""
 
@@ -94,7 +97,8 @@ def _on_a_terminal(command: list[str]) -> tuple[int, str]:
         while chunk := _read(ours):
             said += chunk
         os.close(ours)
-        return process.wait(), said.decode().replace("\r\n", "\n")
+        # Where this machine keeps its temporary files is not the reader's business.
+        return process.wait(), said.decode().replace("\r\n", "\n").replace(f"{folder}/", "")
 
 
 def _read(terminal: int) -> bytes:
@@ -106,13 +110,15 @@ def _read(terminal: int) -> bytes:
 
 
 def draw_charts(folder: Path) -> None:
-    """Draw the charts of the last benches."""
-    if not RESULTS.exists():
-        print("no charts were drawn: run `make bench` first", file=sys.stderr)
-        return
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    bars = [Bars(*row["bars"]) for row in results["rows"] if row.get("bars")]
-    charts.draw(bars, results["machine"], folder)
+    """Put what the last benches measured into the table of docs/pictures, and draw its charts."""
+    table: charts.Table = json.loads(FIGURES.read_text(encoding="utf-8"))
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text(encoding="utf-8"))
+        bars = [Bars(*row["bars"]) for row in results["rows"] if row.get("bars")]
+        for chart, groups in charts.table(bars, results["machine"]).items():
+            table.setdefault(chart, {}).update(groups)
+        FIGURES.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    charts.draw(table, folder)
 
 
 def main() -> None:
