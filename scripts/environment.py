@@ -91,6 +91,8 @@ def needs(wanted: argparse.Namespace, *, is_new: bool) -> list[Need]:
         found.append(Need("a C++ compiler, which DeepSpeed calls when a job starts", ("g++",)))
     if wanted.frameworks and not Path(sysconfig.get_path("include"), "Python.h").exists():
         found.append(Need("Python.h, for the same", (f"{version}-dev",)))
+    if wanted.tests and shutil.which("kill") is None:
+        found.append(Need("the program kill, by which tests send signals", ("procps",)))
     if wanted.shells:
         shells = [name for name in ("zsh", "fish", "mandoc", "less") if shutil.which(name) is None]
         shells += [] if os.path.exists(BASH_COMPLETION) else ["bash-completion"]
