@@ -125,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def check_that_the_package_is_current() -> None:
-    """The tests run against the installed package: tell whoever has changed a source since."""
+    """The tests run against the installed package: say so if a source has changed since."""
     stamp = Path(sys.prefix, "dsl-setup.json")
     if stamp.exists():
         installed = json.loads(stamp.read_text(encoding="utf-8")).get("code")

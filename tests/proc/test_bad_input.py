@@ -105,7 +105,7 @@ OUT_OF_REACH = {
         2,
     ),
 }
-"""Words, what is said about them, and the exit code, where another user has closed a directory."""
+"""Arguments, the message and the exit code, where another user has closed a directory."""
 
 
 @pytest.mark.root

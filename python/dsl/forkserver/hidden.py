@@ -271,7 +271,10 @@ class Hidden:
         if parent and parent not in sys.modules:
             import_(parent)
         if name not in sys.modules:
-            if name in self._bound and _namespace(sys.modules[parent]) is not self._bound[name][0]:
+            is_bound = name in self._bound
+            if parent in self.modules or (
+                is_bound and _namespace(sys.modules[parent]) is not self._bound[name][0]
+            ):
                 return self._find_and_load(name, import_)  # of another package of the same name
             self._show(name)
         return sys.modules[name]

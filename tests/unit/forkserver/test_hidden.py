@@ -63,8 +63,9 @@ def test_a_part_is_no_name_in_its_package_before_it_is_imported(hide: Hide) -> N
     assert four.part.value == 3
 
 
-def test_a_module_in_the_place_of_a_package_has_no_parts(hide: Hide) -> None:
-    hide("four.part", four____init__="", four__part="")
+@pytest.mark.parametrize("text", ["", "from four import part"])
+def test_a_module_in_the_place_of_a_package_has_no_parts(hide: Hide, text: str) -> None:
+    hide("four.part", four____init__=text, four__part="")
     sys.modules["four"] = type(sys)("four")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("four.part")
