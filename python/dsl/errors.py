@@ -21,14 +21,6 @@ class PidFileError(DslError):
     """The file of ``--save_pid`` exists already or cannot be written."""
 
 
-class EventsFileError(DslError):
-    """The file of ``--events`` cannot be written, or belongs to another user."""
-
-
-class MetricsError(DslError):
-    """The file of ``--metrics`` cannot be written, or its port is not free."""
-
-
 class TimelineError(DslError):
     """The timeline of a record cannot be drawn or written."""
 
@@ -75,6 +67,14 @@ class UsageError(DslError):
 
 class OptionError(UsageError, ValueError):
     """An option has a bad value, or options exclude or need one another."""
+
+
+class EventsFileError(UsageError):
+    """The file of ``--events`` cannot be written, or belongs to another user."""
+
+
+class MetricsError(UsageError):
+    """``--metrics`` is no address and no file that can be written, or its port is not free."""
 
 
 class NumNodesError(UsageError, RuntimeError, ValueError):

@@ -110,3 +110,14 @@ def test_what_a_timeline_needs(
     )
     assert (result.returncode, result.stderr) == (code, f"dsl-report: error: {said}\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_timeline_replaces_no_pipe(dsl_report: Path, dsl_command: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.json")
+    line = dsl_line(dsl_command, 1, ["true"], None, "--events", "e")
+    subprocess.run(line, cwd=tmp_path, check=True, timeout=60)
+    command = [str(dsl_report), "--timeline", "t", "--events", "e"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    why = "it is a pipe, which can be read only once"
+    said = f"dsl-report: error: 't.json' cannot be written: {why}, choose another name\n"
+    assert (result.returncode, result.stderr) == (1, said)

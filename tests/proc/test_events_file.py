@@ -139,8 +139,8 @@ def test_a_file_that_cannot_be_made_prevents_the_job(
 ) -> None:
     line = dsl_line(dsl_command, 1, [str(testchild), "exit", "0"], None, f"--events={tmp_path}/none/e")
     with running(line, tmp_path) as job:
-        assert job.wait() == 1
-        why = "cannot be written: No such file or directory"
+        assert job.wait() == 2
+        why = "cannot be written: No such file or directory, choose another file"
         assert job.stderr() == f"dsl: error: --events '{tmp_path}/none/e' {why}\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -92,6 +93,32 @@ def test_another_path_or_method_is_refused(dsl_command: Path, testchild: Path, t
                 assert refused.value.code == code
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?name=all", timeout=20) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("option, value", [("--metrics", "0x1"), ("--metrics", "none/job"), ("--events", "")])
+@pytest.mark.parametrize("look", ["--dry-run", "--dry-run-json", "--doctor"])
+def test_a_look_at_the_plan_refuses_them_too(
+    dslrun: Path, tmp_path: Path, option: str, value: str, look: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    command = [str(dslrun), look, option, value, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"{option} {value!r} " in done.stdout + done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_device_stays_and_a_pipe_is_refused(dslrun: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    os.mknod(tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    os.mkfifo(tmp_path / "pipe")
+    for name, code in (("null", 0), ("pipe", 2)):
+        command = [str(dslrun), "--metrics", name, "train.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code, done.stderr
+    assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_clients_that_mean_no_good_delay_only_each_other(
@@ -205,6 +232,9 @@ def test_restarts_and_failures_are_counted(dslrun: Path, tmp_path: Path) -> None
             "--metrics '{folder}/none/job.prom' cannot be written: No such file or directory",
         ),
         ("{folder}", "--metrics '{folder}' cannot be written: it is a directory, choose another file"),
+        ("127.0.0.1:94o0", "--metrics '127.0.0.1:94o0' is no address: give PORT or HOST:PORT, or './127"),
+        ("-1", "--metrics '-1' is no address: give PORT or HOST:PORT, or './-1' for a file of this name"),
+        ("", "--metrics '' is no address: give PORT or HOST:PORT"),
     ],
 )
 def test_a_port_or_a_file_that_cannot_be_had_is_one_line_before_the_job(
@@ -215,7 +245,7 @@ def test_a_port_or_a_file_that_cannot_be_had_is_one_line_before_the_job(
         program = [str(testchild), "note", str(tmp_path / "ready"), "%r"]
         command = dsl_line(dsl_command, 1, program, None, "--metrics", target.format(**given))
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert len(lines) == 1
     assert words.format(**given) in lines[0]

@@ -17,7 +17,7 @@ UNASKED = object()
 
 ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "count_run", "random", "is_this_machine"),
-    "files": ("read_text", "cwd", "home", "has_program", "has_warm_server"),
+    "files": ("read_text", "why_not_written", "cwd", "home", "has_program", "has_warm_server"),
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": (
         "cuda_count",
@@ -85,6 +85,7 @@ def make_facts(
         "random": lambda: "0123456789abcdef",
         "is_this_machine": lambda name: name == "here",
         "read_text": (files or {}).get,
+        "why_not_written": lambda _path, **_: "",
         "cwd": "/data/dir",
         "home": "/home/me",
         "has_program": lambda name: name in programs,

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import time
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 from dsl import EngineError, Exited
 from dsl.errors import MetricsError
-from dsl.lists import LAST_PORT, parse_number, with_port
+from dsl.lists import with_port
+from dsl.machine.output_files import reason, write_output
 from dsl.model.observation import JobView, Look
 from dsl.model.outcome import Hang, MembershipChanged, Outcome
+from dsl.plan.outputs import read_target
 from dsl.report.metrics import CONTENT_TYPE, Tally, metrics_text
 from dsl.report.speak import complain, say
 from dsl.signals import start_thread
@@ -40,6 +41,8 @@ REQUEST_S = 2.0
 LONGEST_REQUEST = 8192
 BACKLOG = 16
 """Requests that wait."""
+MODE = 0o644
+"""Mode of a new file: any user may read it."""
 
 
 class Metrics:
@@ -57,13 +60,18 @@ class Metrics:
         self._is_over = Event()
         self._text, self._asked_s = "", 0.0
         self._path, self._listener = "", None
-        host, colon, port = target.rpartition(":")
-        number = None if "/" in target else parse_number(port)
-        if number is not None:
-            self._listener = _listen(host.strip("[]") if colon else "127.0.0.1", number)
-        else:
-            self._path = os.path.abspath(target)
-            _try_to_write(target, self._path)
+        place = read_target(target)
+        if place is not None:
+            self._listener = _listen(*place)
+            return
+        self._path = os.path.abspath(target)
+        try:
+            write_output(self._path, b"", MODE, read_again=True)
+        except (OSError, ValueError) as error:
+            why = reason(error)
+            raise MetricsError(
+                f"--metrics {target!r} cannot be written: {why}, choose another file"
+            ) from None
 
     def begin(self, ask: Ask, view: Callable[[], JobView]) -> None:
         """Show the figures from now on. Raises RuntimeError: there are too many threads."""
@@ -154,15 +162,13 @@ class Metrics:
         if not self._path:
             return
         try:
-            _replace(self._path, text)
+            write_output(self._path, text.encode(), MODE, read_again=True)
         except OSError as error:
-            say(self._command, f"warning: metrics are no longer written to {self._path!r}: {error.strerror}")
+            say(self._command, f"warning: metrics are no longer written to {self._path!r}: {reason(error)}")
             self._path = ""
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if not 1 <= port <= LAST_PORT:
-        raise MetricsError(f"--metrics: {port} is no port, give a number from 1 to {LAST_PORT}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -172,31 +178,6 @@ def _listen(host: str, port: int) -> socket.socket:
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         where = with_port(host, port)
         raise MetricsError(f"--metrics cannot listen at {where}: {why}, choose another port") from None
-
-
-def _try_to_write(target: str, path: str) -> None:
-    """Fail now if the file cannot be written later. It begins empty."""
-    try:
-        if os.path.isdir(path):
-            raise IsADirectoryError(0, "it is a directory")
-        _replace(path, "")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise MetricsError(f"--metrics {target!r} cannot be written: {why}, choose another file") from None
-
-
-def _replace(path: str, text: str) -> None:
-    """Replace a file in one step, so that a reader sees the old text or the new one. Any user may read it."""
-    folder, name = os.path.split(path)
-    fd, part = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
 
 
 def _request(client: socket.socket) -> tuple[str, str]:

@@ -11,12 +11,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EINVAL, ENOTSUP
 from json import dumps, loads
 from shutil import rmtree
 from typing import Any, BinaryIO
 
 from dsl.errors import AutotuningError
+from dsl.machine.output_files import replace_file, sync
 
 MARKER = ".dsl-autotuning"
 """A file by which dsl knows a folder that it has made."""
@@ -113,18 +113,8 @@ class Folder:
             scratch = f"{last}.new"
             with suppress(FileNotFoundError):
                 os.unlink(scratch, dir_fd=fd)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            try:
-                with open(os.open(scratch, flags, 0o666, dir_fd=fd), "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    _sync(file.fileno())
-                os.replace(scratch, last, src_dir_fd=fd, dst_dir_fd=fd)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(scratch, dir_fd=fd)
-                raise
-            _sync(fd)
+            replace_file(scratch, last, data, folder=fd, is_durable=True)
+            sync(fd)
 
     def make(self, name: str) -> None:
         """Make a folder in it. Raises AutotuningError."""
@@ -135,7 +125,7 @@ class Folder:
         """Give something another name beside it, even if the machine fails. Raises AutotuningError."""
         with self._telling(new), self._below(old) as (fd, last):
             os.rename(last, new.rpartition("/")[2], src_dir_fd=fd, dst_dir_fd=fd)
-            _sync(fd)
+            sync(fd)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there. Raises AutotuningError."""
@@ -157,7 +147,7 @@ class Folder:
         with self._telling(MARKER):
             os.pwrite(self._lock_fd, data, 0)  # first, as even a full disk has room for the old length
             os.ftruncate(self._lock_fd, len(data))
-            _sync(self._lock_fd)
+            sync(self._lock_fd)
 
     def check(self, key: str) -> None:
         """Refuse a folder in which other users may write. Raises AutotuningError; ``key``: its config key.
@@ -282,12 +272,3 @@ def as_json(value: object) -> str:
 
 def _strange(owner: int) -> str:
     return f"something of another user (uid {owner})"
-
-
-def _sync(fd: int) -> None:
-    """Make a file, or the names in a folder, survive a failure of the machine. Raises OSError."""
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (EINVAL, ENOTSUP):  # some file systems cannot do that with a folder
-            raise

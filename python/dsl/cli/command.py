@@ -283,8 +283,8 @@ def common_fields(options: Options | argparse.Namespace) -> dict[str, Any]:
         "stacks_on_failure": options.stacks_on_failure,
         "hang_timeout_s": options.hang_timeout,
         "hang_action": options.hang_action,
-        "events": options.events or None,
-        "metrics": options.metrics or None,
+        "events": options.events,
+        "metrics": options.metrics,
     }
 
 

@@ -55,18 +55,21 @@ def _draw(name: str, events: str) -> int:
     try:
         with open(events, "rb") as file:
             spans = spans_of(read_job(file))
-        _write(f"{name}.json", dumps(trace_of(spans)).encode())
-        COMMAND.say(f"wrote {name}.json, which https://ui.perfetto.dev opens")
-        _write(f"{name}.png", picture_of(spans))
     except OSError as error:
-        raise TimelineError(f"{error.filename!r}: {error.strerror}") from None
-    COMMAND.say(f"wrote {name}.png")
+        raise TimelineError(f"{events!r}: {error.strerror}") from None
+    _write(f"{name}.json", dumps(trace_of(spans)).encode(), ", which https://ui.perfetto.dev opens")
+    _write(f"{name}.png", picture_of(spans))
     return 0
 
 
-def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
+def _write(path: str, data: bytes, use: str = "") -> None:
+    from dsl.machine.output_files import reason, write_output
+
+    try:
+        write_output(path, data, read_again=True)
+    except (OSError, ValueError) as error:
+        raise TimelineError(f"{path!r} cannot be written: {reason(error)}, choose another name") from None
+    COMMAND.say(f"wrote {path}{use}")
 
 
 def make_parser() -> ToolParser:

@@ -127,11 +127,10 @@ class HandedError:
 
 
 def _hand_on(failure: Failure, path: str) -> None:
-    """Write the record, with the exit code added; without a record write nothing, as torchrun does.
-
-    The file is overwritten in place: it may be mounted, or lie in a directory that we may not change.
-    """
+    """Write the record, with the exit code added; without a record write nothing, as torchrun does."""
     import json
+
+    from dsl.machine.output_files import write_output
 
     found = None if failure.error_file is None else _read(failure.error_file)
     if failure.recorded is None or found is None:
@@ -139,9 +138,7 @@ def _hand_on(failure: Failure, path: str) -> None:
     data = json.loads(found[0].decode("utf-8-sig", "replace"), strict=False)
     if failure.exitcode and isinstance(data["message"], dict):
         data["message"]["errorCode"] = failure.exitcode
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o666), "wb") as file:
-        file.write(json.dumps(data).encode())
+    write_output(path, json.dumps(data).encode())
 
 
 def file_data(recorded: ErrorRecord) -> dict[str, Any]:

@@ -143,6 +143,12 @@ class Files:
 
     read_text = staticmethod(read_text)
 
+    def why_not_written(self, path: str, *, read_again: bool = False) -> str:
+        """What `dsl.machine.output_files.why_not` says."""
+        from dsl.machine.output_files import why_not
+
+        return why_not(path, read_again=read_again)
+
     @property
     def cwd(self) -> str:
         """The working directory. Raises UsageError if it no longer exists."""

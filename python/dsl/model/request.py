@@ -271,7 +271,7 @@ class Request(Record):
     events: str | None = None
     """File for the events of the job; None: they are not recorded."""
     metrics: str | None = None
-    """Where the figures of the job are shown, as `dsl.report.metrics.read_target` reads it; None: nowhere."""
+    """Where the figures of the job are shown, as `dsl.plan.outputs.read_target` reads it; None: nowhere."""
 
 
 class ShowRequest(Record):

@@ -49,6 +49,10 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
     Raises:
         UsageError: the request makes no sense, or cannot be met; the subclass tells the kind of error.
     """
+    if request.events is not None or request.metrics is not None:
+        from dsl.plan.outputs import check_outputs
+
+        check_outputs(request, facts)
     planned = _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
     if request.is_strict:
         refuse_fallbacks(planned.notices)

@@ -7,13 +7,13 @@ lines, and send them over their links.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import time
 
 from dsl import Exited, Killing, LogNotice, SignalReceived, __version__
 from dsl.errors import EventsFileError
 from dsl.machine.kernel_files import read_fact
+from dsl.machine.output_files import open_output, put, reason
 from dsl.model.outcome import (
     AttemptEnded,
     AttemptOutcome,
@@ -56,29 +56,22 @@ class EventsFile:
     def __init__(self, path: str, warn: Callable[[str], None]) -> None:
         """Open the file. ``warn`` gets one line if it cannot be written later. Raises EventsFileError."""
         self._path, self._warn = path, warn
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         try:
-            # Where all users may make files, a link may lead to a file of ours.
-            is_shared = bool(os.stat(os.path.dirname(path) or ".").st_mode & stat.S_ISVTX)
-            self._fd = os.open(path, flags | (os.O_NOFOLLOW if is_shared else 0), 0o600)
+            self._fd = open_output(path)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise EventsFileError(f"--events {path!r} cannot be written: {why}") from None
-        if is_shared and os.fstat(self._fd).st_uid != os.geteuid():
-            self.close()
-            raise EventsFileError(f"--events {path!r} belongs to another user, choose another file")
+            raise EventsFileError(
+                f"--events {path!r} cannot be written: {reason(error)}, choose another file"
+            ) from None
 
     def write(self, line: bytes) -> None:
         """Append one line."""
         if self._fd < 0:
             return
         try:
-            why = "" if os.write(self._fd, line) == len(line) else "no room for a whole line"
+            put(self._fd, line)
         except OSError as error:
-            why = error.strerror or str(error)
-        if why:
             self.close()
-            self._warn(f"events are no longer recorded in {self._path!r}: {why}")
+            self._warn(f"events are no longer recorded in {self._path!r}: {reason(error)}")
 
     def close(self) -> None:
         """Close the file."""

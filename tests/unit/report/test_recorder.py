@@ -240,7 +240,7 @@ class TestTheFile:
         (tmp_path / "link").symlink_to(tmp_path / "mine")
         tmp_path.chmod(0o1777)
         with pytest.raises(
-            EventsFileError, match=r"link' cannot be written: Too many levels of symbolic links"
+            EventsFileError, match=r"link' cannot be written: it is a link in a directory of all"
         ):
             EventsFile(str(tmp_path / "link"), pytest.fail)
         assert not (tmp_path / "mine").exists()
