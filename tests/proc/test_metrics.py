@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 
-from dsl.agent.metrics import FRESH_S
+from dsl.agent.metrics import FRESH_S, MOST_CLIENTS
 
 
 def free_port() -> int:
@@ -93,6 +93,41 @@ def test_another_path_or_method_is_refused(dsl_command: Path, testchild: Path, t
                 assert refused.value.code == code
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?name=all", timeout=20) as answer:
             assert answer.status == 200
+
+
+def test_many_silent_clients_do_not_keep_others_from_the_figures(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """There are more than are served at once, and nobody waits for the deadline of another."""
+    port = free_port()
+    with started(dsl_command, testchild, tmp_path, str(port)) as job:
+        scrape(port)
+        fds = f"/proc/{job.agent()}/fd"
+        before = len(os.listdir(fds))
+        with ExitStack() as silent:
+            for _ in range(MOST_CLIENTS + 8):
+                silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            for _ in range(4):
+                assert scrape(port)["dsl_job_ranks"] == 2
+            assert len(os.listdir(fds)) <= before + MOST_CLIENTS + 1
+            until(lambda: len(os.listdir(fds)) <= before)
+        os.kill(job.guard, signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+    assert "internal error" not in job.stderr()
+
+
+def test_nobody_learns_the_arguments_of_the_program(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    with (
+        started(dsl_command, testchild, tmp_path, str(port)),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
+    ):
+        text = answer.read().decode()
+    assert f'program="{testchild.name}"' in text
+    assert "pause" not in text
+    assert str(tmp_path) not in text
 
 
 @pytest.mark.parametrize("option, value", [("--metrics", "0x1"), ("--metrics", "none/job"), ("--events", "")])

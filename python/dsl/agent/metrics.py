@@ -1,13 +1,14 @@
 """``--metrics``: shows the figures of a job to Prometheus, at a port or in a file.
 
 All work is done on one thread, so the agent never waits for a reader. At a port nothing happens until
-somebody asks. One request is answered at a time, each has a deadline, and the figures are at least a second
-old before they are asked for again: a flood or a slow client delays only other requests.
+somebody asks. Many clients are served at once, each has a deadline, and where there are too many the oldest
+has to go. The figures are at least a second old before they are asked for again.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from threading import Event, Lock
@@ -39,10 +40,47 @@ EVERY_S = 5.0
 REQUEST_S = 2.0
 """A client gets so long to send its request, and so long to take the answer."""
 LONGEST_REQUEST = 8192
-BACKLOG = 16
-"""Requests that wait."""
+MOST_CLIENTS = 128
+"""So many clients are served at once, and as many wait to be."""
 MODE = 0o644
 """Mode of a new file: any user may read it."""
+
+
+class Client:
+    """One who asks for the figures."""
+
+    def __init__(self, connection: socket.socket, poller: select.poll) -> None:
+        self._connection = connection
+        connection.setblocking(False)
+        poller.register(connection, select.POLLIN)
+        self._asked, self._left = b"", memoryview(b"")
+        self.deadline_s = time.monotonic() + REQUEST_S
+        """`time.monotonic` when it has to be done with what it does."""
+
+    def go_on(self, answer: Callable[[str, str], bytes], poller: select.poll) -> bool:
+        """Read more of the request, or write more of the answer; false: that is all."""
+        try:
+            if not self._left:
+                more = self._connection.recv(LONGEST_REQUEST)
+                self._asked += more
+                if b"\r\n\r\n" not in self._asked and b"\n\n" not in self._asked:
+                    return bool(more) and len(self._asked) <= LONGEST_REQUEST
+                self._left = memoryview(answer(*_read_request(self._asked)))
+                self.deadline_s = time.monotonic() + REQUEST_S
+                poller.modify(self._connection, select.POLLOUT)
+            self._left = self._left[self._connection.send(self._left) :]
+            if not self._left:
+                self._connection.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            return True
+        except (OSError, EngineError):
+            return False  # it has gone, or has sent no request, or the job is ending
+        return bool(self._left)
+
+    def close(self, poller: select.poll) -> None:
+        """End the connection."""
+        poller.unregister(self._connection)
+        self._connection.close()
 
 
 class Metrics:
@@ -108,25 +146,50 @@ class Metrics:
         return self._text
 
     def _serve(self) -> None:
-        assert self._listener is not None
-        while not self._is_over.is_set():
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                if self._is_over.wait(FRESH_S):  # the job has ended, or there are too many descriptors
-                    return
-                continue
-            with client:
-                try:
-                    self._answer(client)
-                except (OSError, EngineError):
-                    continue  # the client has gone, or the job is ending
-                except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-                    complain(self._command, error)
-                    return
+        try:
+            self._serve_all()
+        except Exception as error:  # noqa: BLE001  users never see a traceback of ours
+            complain(self._command, error)
 
-    def _answer(self, client: socket.socket) -> None:
-        method, path = _request(client)
+    def _serve_all(self) -> None:
+        assert self._listener is not None
+        own, poller = self._listener.fileno(), select.poll()
+        self._listener.setblocking(False)
+        poller.register(own, select.POLLIN)
+        clients: dict[int, Client] = {}  # the oldest first
+        while True:
+            wait_s = min((one.deadline_s for one in clients.values()), default=None)
+            ready = poller.poll(None if wait_s is None else max(wait_s - time.monotonic(), 0) * 1000 + 1)
+            if self._is_over.is_set():
+                break
+            now_s = (
+                time.monotonic()
+            )  # before the answers, which may take long: nobody is late because of them
+            for fd, _ in ready:
+                if fd != own and not clients[fd].go_on(self._answer, poller):
+                    clients.pop(fd).close(poller)
+            if any(fd == own for fd, _ in ready):
+                self._let_in(clients, poller)
+            for fd in [fd for fd, one in clients.items() if one.deadline_s <= now_s]:
+                clients.pop(fd).close(poller)
+        for one in clients.values():
+            one.close(poller)
+
+    def _let_in(self, clients: dict[int, Client], poller: select.poll) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # it has gone
+        except OSError:
+            self._is_over.wait(FRESH_S)  # there are too many descriptors
+            return
+        if len(clients) == MOST_CLIENTS:
+            clients.pop(next(iter(clients))).close(poller)
+        clients[connection.fileno()] = Client(connection, poller)
+
+    def _answer(self, method: str, path: str) -> bytes:
+        """The answer to a request. Raises OSError, EngineError: the job is ending."""
         if method not in ("GET", "HEAD"):
             status, body = "405 Method Not Allowed", "only GET and HEAD are answered\n"
         elif path.partition("?")[0] != "/metrics":
@@ -139,9 +202,7 @@ class Metrics:
             f"Content-Type: {CONTENT_TYPE}",
             f"Content-Length: {len(data)}",
         )
-        client.settimeout(REQUEST_S)
-        client.sendall("\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else data))
-        client.shutdown(socket.SHUT_WR)
+        return "\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else data)
 
     def _keep_file(self) -> None:
         while True:
@@ -172,7 +233,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        return socket.create_server(address, family=family, backlog=MOST_CLIENTS)
     except OSError as error:
         # `create_server` adds words of its own to the kernel's.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
@@ -180,16 +241,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise MetricsError(f"--metrics cannot listen at {where}: {why}, choose another port") from None
 
 
-def _request(client: socket.socket) -> tuple[str, str]:
-    """The method and the path of a request. Raises OSError if it is none, or does not come in time."""
-    deadline_s = time.monotonic() + REQUEST_S
-    data = b""
-    while b"\r\n\r\n" not in data and b"\n\n" not in data:
-        client.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-        more = client.recv(LONGEST_REQUEST)
-        data += more
-        if not more or len(data) > LONGEST_REQUEST:
-            raise OSError("no request of HTTP")
+def _read_request(data: bytes) -> tuple[str, str]:
+    """The method and the path of a request. Raises OSError: it is none."""
     words = data.split(b"\n", 1)[0].decode("latin-1").split()
     if len(words) != 3 or not words[2].startswith("HTTP/1"):
         raise OSError("no request of HTTP")

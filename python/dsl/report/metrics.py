@@ -56,7 +56,7 @@ def metrics_text(
 
     ``ended``: exit code of the command, and when, in seconds since 1970; None while the job runs.
     """
-    program = " ".join(view.words)
+    program = view.words[0].rpartition("/")[2] if view.words else ""  # its arguments may hold secrets
     about = {"version": view.version, "command": view.command, "program": program, "host": view.host}
     families = [
         _family("dsl_job_info", "gauge", "What the job is.", [({**about, "pid": view.pid}, 1)]),
