@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ from dsl.doctor.processes import command_of as read_command
 from dsl.doctor.processes import on_devices
 from dsl.doctor.ways import BULK, Porch, knock, try_ways
 from dsl.machine.cgroups import Room, room_left
+from dsl.machine.crowd import MOST_CLIENTS
 from dsl.model.health import Holder, Target, Way
 
 SCRIPT = "raise SystemExit('the doctor has started the script')\n"
@@ -262,6 +263,16 @@ def test_a_way_is_free_only_if_large_packets_go_both_ways_to_the_right_host() ->
         assert knock(("127.0.0.1",), porch.port) == "listens"
     assert knock(("127.0.0.1",), 1) == "refuses"
     assert try_ways([Target(0, "x", ("256.0.0.1.x",), 1, "")])[0].answer == "unreachable"
+
+
+def test_silent_callers_keep_no_host_from_its_answer() -> None:
+    with Porch((0,)) as porch, ExitStack() as silent:
+        threads = threading.active_count()
+        for _ in range(2 * MOST_CLIENTS):
+            silent.enter_context(socket.create_connection(("127.0.0.1", porch.port)))
+        (way,) = try_ways([_target(porch.port, porch.token)])
+        assert way.answer == ""
+        assert threading.active_count() == threads
 
 
 def test_a_host_that_takes_a_greeting_and_loses_what_follows_shows_as_small() -> None:

@@ -26,6 +26,12 @@ SIGN_OF_LIFE_S, MOST_MISSED = 5.0, 3
 SHORTEST_KEY = 16
 """Least characters of a job key: a shorter one could be guessed."""
 
+KEY_BYTES = 32
+HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+SCRYPT_COST = 1 << 14
+"""A guess takes so much memory, in KiB, and about 50 ms."""
+MAKE_KEY = "make one with `openssl rand -hex 32`"
+
 LONGEST_COMMAND = 1500
 """Most characters of a command in a message."""
 
@@ -117,20 +123,31 @@ def joining_of(
 def job_key(environ: Mapping[str, str], run_id: str) -> tuple[bytes, bool]:
     """The key of a job, and whether the user has given one: `DSL_JOB_KEY`, else made of the run id.
 
+    A key of 64 hexadecimal digits is taken as it is. Others may be words that an attacker, who has seen a
+    handshake, could guess: there each guess costs time and memory.
+
     Raises:
-        OptionError: the user's key is too short.
+        OptionError: the user's key is too short, or this Python has no scrypt.
     """
-    from hashlib import sha256
+    import hashlib
 
     text = environ.get(JOB_KEY_VARIABLE)
     if text is None:
-        return sha256(b"dsl run id\0" + run_id.encode(errors="surrogateescape")).digest(), False
+        return hashlib.sha256(b"dsl run id\0" + run_id.encode(errors="surrogateescape")).digest(), False
     if len(text) < SHORTEST_KEY:
         raise OptionError(
             f"{JOB_KEY_VARIABLE} has {len(text)} characters, it needs at least {SHORTEST_KEY}: "
-            "make one with `openssl rand -hex 16`, the same for all nodes"
+            f"{MAKE_KEY}, the same for all nodes"
         )
-    return sha256(b"dsl job key\0" + text.encode(errors="surrogateescape")).digest(), True
+    if len(text) == 2 * KEY_BYTES and HEX_DIGITS.issuperset(text):
+        return bytes.fromhex(text), True
+    try:
+        data = text.encode(errors="surrogateescape")
+        return hashlib.scrypt(data, salt=b"dsl job key", n=SCRYPT_COST, r=8, p=1, dklen=KEY_BYTES), True
+    except (AttributeError, ValueError):
+        raise OptionError(
+            f"{JOB_KEY_VARIABLE}: this Python has no scrypt, so the key has to be 64 hexadecimal digits: {MAKE_KEY}"
+        ) from None
 
 
 def objection(hello: Hello, own: Hello) -> str:

@@ -1,14 +1,13 @@
 """``--metrics``: shows the figures of a job to Prometheus, at a port or in a file.
 
 All work is done on one thread, so the agent never waits for a reader. At a port nothing happens until
-somebody asks. Many clients are served at once, each has a deadline, and where there are too many the oldest
-has to go. The figures are at least a second old before they are asked for again.
+somebody asks, and many clients are served at once. The figures are at least a second old before they are
+asked for again.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from threading import Event, Lock
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from dsl import EngineError, Exited
 from dsl.errors import MetricsError
 from dsl.lists import with_port
+from dsl.machine.crowd import MOST_CLIENTS, close, serve
 from dsl.machine.output_files import reason, write_output
 from dsl.model.observation import JobView, Look
 from dsl.model.outcome import Hang, MembershipChanged, Outcome
@@ -40,47 +40,8 @@ EVERY_S = 5.0
 REQUEST_S = 2.0
 """A client gets so long to send its request, and so long to take the answer."""
 LONGEST_REQUEST = 8192
-MOST_CLIENTS = 128
-"""So many clients are served at once, and as many wait to be."""
 MODE = 0o644
 """Mode of a new file: any user may read it."""
-
-
-class Client:
-    """One who asks for the figures."""
-
-    def __init__(self, connection: socket.socket, poller: select.poll) -> None:
-        self._connection = connection
-        connection.setblocking(False)
-        poller.register(connection, select.POLLIN)
-        self._asked, self._left = b"", memoryview(b"")
-        self.deadline_s = time.monotonic() + REQUEST_S
-        """`time.monotonic` when it has to be done with what it does."""
-
-    def go_on(self, answer: Callable[[str, str], bytes], poller: select.poll) -> bool:
-        """Read more of the request, or write more of the answer; false: that is all."""
-        try:
-            if not self._left:
-                more = self._connection.recv(LONGEST_REQUEST)
-                self._asked += more
-                if b"\r\n\r\n" not in self._asked and b"\n\n" not in self._asked:
-                    return bool(more) and len(self._asked) <= LONGEST_REQUEST
-                self._left = memoryview(answer(*_read_request(self._asked)))
-                self.deadline_s = time.monotonic() + REQUEST_S
-                poller.modify(self._connection, select.POLLOUT)
-            self._left = self._left[self._connection.send(self._left) :]
-            if not self._left:
-                self._connection.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
-            return True
-        except (OSError, EngineError):
-            return False  # it has gone, or has sent no request, or the job is ending
-        return bool(self._left)
-
-    def close(self, poller: select.poll) -> None:
-        """End the connection."""
-        poller.unregister(self._connection)
-        self._connection.close()
 
 
 class Metrics:
@@ -129,11 +90,10 @@ class Metrics:
 
     def end(self, outcome: Outcome) -> None:
         """The job is over: close the port, or write the file for the last time."""
-        self._is_over.set()
         if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            self._listener.close()
+            close(self._listener, self._is_over)
             return
+        self._is_over.set()
         ended = outcome.code, time.time()
         with self._lock:
             self._write(metrics_text(self._view(), (), self._tally, ended=ended))
@@ -146,56 +106,29 @@ class Metrics:
         return self._text
 
     def _serve(self) -> None:
+        assert self._listener is not None
         try:
-            self._serve_all()
+            serve(self._listener, self._is_over, self._answer, within_s=REQUEST_S, most_bytes=LONGEST_REQUEST)
         except Exception as error:  # noqa: BLE001  users never see a traceback of ours
             complain(self._command, error)
 
-    def _serve_all(self) -> None:
-        assert self._listener is not None
-        own, poller = self._listener.fileno(), select.poll()
-        self._listener.setblocking(False)
-        poller.register(own, select.POLLIN)
-        clients: dict[int, Client] = {}  # the oldest first
-        while True:
-            wait_s = min((one.deadline_s for one in clients.values()), default=None)
-            ready = poller.poll(None if wait_s is None else max(wait_s - time.monotonic(), 0) * 1000 + 1)
-            if self._is_over.is_set():
-                break
-            now_s = (
-                time.monotonic()
-            )  # before the answers, which may take long: nobody is late because of them
-            for fd, _ in ready:
-                if fd != own and not clients[fd].go_on(self._answer, poller):
-                    clients.pop(fd).close(poller)
-            if any(fd == own for fd, _ in ready):
-                self._let_in(clients, poller)
-            for fd in [fd for fd, one in clients.items() if one.deadline_s <= now_s]:
-                clients.pop(fd).close(poller)
-        for one in clients.values():
-            one.close(poller)
-
-    def _let_in(self, clients: dict[int, Client], poller: select.poll) -> None:
-        assert self._listener is not None
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return  # it has gone
-        except OSError:
-            self._is_over.wait(FRESH_S)  # there are too many descriptors
-            return
-        if len(clients) == MOST_CLIENTS:
-            clients.pop(next(iter(clients))).close(poller)
-        clients[connection.fileno()] = Client(connection, poller)
-
-    def _answer(self, method: str, path: str) -> bytes:
-        """The answer to a request. Raises OSError, EngineError: the job is ending."""
+    def _answer(self, asked: bytearray) -> bytes | None:
+        """The answer to a request; None: it is not whole. Raises OSError: it gets none."""
+        if b"\r\n\r\n" not in asked and b"\n\n" not in asked:
+            return None
+        words = asked.split(b"\n", 1)[0].decode("latin-1").split()
+        if len(words) != 3 or not words[2].startswith("HTTP/1"):
+            raise OSError("no request of HTTP")
+        method, path, _ = words
         if method not in ("GET", "HEAD"):
             status, body = "405 Method Not Allowed", "only GET and HEAD are answered\n"
         elif path.partition("?")[0] != "/metrics":
             status, body = "404 Not Found", "the figures of the job are at /metrics\n"
         else:
-            status, body = "200 OK", self._figures()
+            try:
+                status, body = "200 OK", self._figures()
+            except EngineError as error:
+                raise OSError(str(error)) from None
         data = body.encode()
         head = (
             f"HTTP/1.0 {status}",
@@ -239,11 +172,3 @@ def _listen(host: str, port: int) -> socket.socket:
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         where = with_port(host, port)
         raise MetricsError(f"--metrics cannot listen at {where}: {why}, choose another port") from None
-
-
-def _read_request(data: bytes) -> tuple[str, str]:
-    """The method and the path of a request. Raises OSError: it is none."""
-    words = data.split(b"\n", 1)[0].decode("latin-1").split()
-    if len(words) != 3 or not words[2].startswith("HTTP/1"):
-        raise OSError("no request of HTTP")
-    return words[0], words[1]

@@ -1,7 +1,7 @@
 """Tries the ways between hosts: a port that answers connections, and connections to such ports.
 
-Each side sends enough for many packets of full size, so a network that loses large ones shows. A
-caller gets some bytes without a meaning, and at most `MOST_CALLERS` callers get them.
+Each side sends enough for many packets of full size, so a network that loses large ones shows. A caller gets
+some bytes without a meaning.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 import errno
 import os
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import Event, Thread
 
+from dsl.machine.crowd import close, serve
 from dsl.model.health import Answer, Target, Way
 
 BULK = 64 * 1024
@@ -23,7 +23,6 @@ TRY_S = 2.0
 """All ways of a host are tried at once, for so long."""
 CALL_S = 5.0
 """A caller gets so long."""
-MOST_CALLERS = 4096
 MOST_ADDRESSES = 2
 """Addresses of a host that are tried."""
 WITH_TOKEN = 3
@@ -42,6 +41,7 @@ class Porch:
         """What it says."""
         self.port = 0
         """Where it listens; 0: it could not."""
+        self._is_over = Event()
         self._socket: socket.socket | None = None
         for port in ports:
             with suppress(OSError):
@@ -56,30 +56,15 @@ class Porch:
 
     def __exit__(self, *_exception: object) -> None:
         if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
+            close(self._socket, self._is_over)
 
     def _serve(self, door: socket.socket) -> None:
-        for _ in range(MOST_CALLERS):
-            try:
-                caller, _address = door.accept()
-            except OSError:
-                return
-            Thread(target=self._answer, args=(caller,), daemon=True).start()
+        greeting = self.token.encode()
+        serve(door, self._is_over, _answer, within_s=CALL_S, most_bytes=BULK, greeting=greeting)
 
-    def _answer(self, caller: socket.socket) -> None:
-        end_s = time.monotonic() + CALL_S
-        with caller, suppress(OSError):
-            caller.settimeout(CALL_S)
-            caller.sendall(self.token.encode())
-            left = BULK
-            while left and time.monotonic() < end_s:
-                data = caller.recv(left)
-                if not data:
-                    return
-                left -= len(data)
-            caller.sendall(bytes(BULK))
+
+def _answer(asked: bytearray) -> bytes | None:
+    return bytes(BULK) if len(asked) >= BULK else None
 
 
 def _listen(port: int) -> socket.socket:

@@ -1,5 +1,6 @@
 //! Which callers to refuse: connections that have not shown yet that they know a key. Pure.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -88,11 +89,14 @@ impl Strangers {
             .flatten()
     }
 
-    /// The caller to refuse first: the oldest one of the address with the most connections. So a host that floods us
-    /// hurts itself first. Callers whose first bytes were made with a key, now or at another time, are refused only if
-    /// there are no others.
+    /// The caller to refuse first: the oldest one of the address with the most connections, or of several such
+    /// addresses. So a host that floods us hurts itself first. Callers whose first bytes were made with a key, now or
+    /// at another time, are refused only if there are no others.
     pub fn least_welcome(&self) -> Option<u64> {
-        let most = self.of_host.values().max_by_key(|callers| callers.len());
+        let most = self
+            .of_host
+            .values()
+            .max_by_key(|callers| (callers.len(), Reverse(callers.first())));
         most.unwrap_or(&self.answered).first().copied()
     }
 
@@ -133,6 +137,18 @@ mod tests {
         assert_eq!(strangers.too_many(10), Some(2));
         strangers.leave(2);
         assert_eq!(strangers.too_many(9), Some(3));
+    }
+
+    #[test]
+    fn among_hosts_with_equally_many_callers_the_oldest_goes() {
+        let (mut strangers, now) = (Strangers::new(Duration::from_secs(10)), Instant::now());
+        for (caller, address) in [(1, 9), (2, 3), (3, 5), (4, 3), (5, 9), (6, 5)] {
+            strangers.arrive(caller, host(address), now);
+        }
+        for oldest in [1, 2, 3, 4, 5, 6] {
+            assert_eq!(strangers.least_welcome(), Some(oldest));
+            strangers.leave(oldest);
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ from dsl.cli.torchrun import parse_args, to_request
 from dsl.errors import ControlError, OptionError, RendezvousError
 from dsl.plan.job import plan_job
 
+KNOWN = "6e5928d562ca2637a045caf9cff02de3e20cedd5684d4b22f1b806e382f46e51"
 LINE = "--nnodes 3 --node-rank 1 --master-addr {} --master-port 1234 --rdzv-id job {} t.py"
 
 
@@ -37,6 +39,28 @@ def test_a_key_of_the_user_is_another_one_than_that_of_a_run_id() -> None:
     assert job_key({"DSL_JOB_KEY": text}, "other") == (own, True)
     assert job_key({}, "job") != job_key({}, "other")
     assert len(job_key({"DSL_JOB_KEY": "\udcff" * 16}, "")[0]) == 32
+
+
+def test_a_whole_key_is_taken_as_it_is_and_a_word_is_dear_to_guess() -> None:
+    """The second value was made with another program: OpenSSL's `openssl kdf`."""
+    digits = "00ff" * 15 + "aBcD"
+    assert job_key({"DSL_JOB_KEY": digits}, "") == (bytes.fromhex(digits), True)
+    for almost in (digits[:-1], digits + "0", digits[:-1] + "g", "0 " * 32):
+        key, _ = job_key({"DSL_JOB_KEY": almost}, "")
+        assert key == hashlib.scrypt(almost.encode(), salt=b"dsl job key", n=16384, r=8, p=1, dklen=32)
+    word = "correct horse battery"
+    assert job_key({"DSL_JOB_KEY": word}, "")[0].hex() == KNOWN
+
+
+@pytest.mark.parametrize("error", [AttributeError, ValueError])
+def test_without_scrypt_a_whole_key_is_needed(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """As in a Python without OpenSSL, or with one that may not use it."""
+    monkeypatch.setattr(hashlib, "scrypt", Mock(side_effect=error))
+    with pytest.raises(OptionError, match=r"this Python has no scrypt, .* `openssl rand -hex 32`"):
+        job_key({"DSL_JOB_KEY": "sixteen letters."}, "job")
+    assert job_key({"DSL_JOB_KEY": "ab" * 32}, "job") == (b"\xab" * 32, True)
 
 
 @pytest.mark.parametrize("text", ["", "fifteen letters"])
