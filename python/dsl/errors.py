@@ -21,6 +21,16 @@ class PidFileError(DslError):
     """The file of ``--save_pid`` exists already or cannot be written."""
 
 
+class OutputError(DslError):
+    """What the user has asked for cannot be written to stdout."""
+
+
+class ReaderGoneError(OutputError):
+    """Nobody reads stdout any more, as after ``| head``: the command ends as if by SIGPIPE, silently."""
+
+    exit_code = 128 + 13
+
+
 class TimelineError(DslError):
     """The timeline of a record cannot be drawn or written."""
 

@@ -19,7 +19,7 @@ from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Show, Spea
 from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import KEY_BYTES, FdStream, allow_connections
 from dsl.control.messages import Assignment, Hello, Lost, Recorded, Refused
-from dsl.errors import LauncherError
+from dsl.errors import LauncherError, OutputError, ReaderGoneError
 from dsl.launchers.table import BY_SSH
 from dsl.lists import with_port
 from dsl.model.job import Meeting, Notice
@@ -283,7 +283,7 @@ class Head(Hooks):
             elif isinstance(order, Speak):
                 self._speak(order.notice)
             elif isinstance(order, Show):
-                show_text(order.text)
+                self._show(order.text)
             elif isinstance(order, Explain):
                 for line in verdict(order.judgement)[:1]:
                     self._speak(Notice(order.level, line))
@@ -299,6 +299,14 @@ class Head(Hooks):
                 for link in self._links.values():
                     link.close()
                 self._dismiss(order.within_s)
+
+    def _show(self, text: str) -> None:
+        try:
+            show_text(text)
+        except OutputError as error:
+            self.conductor.code = error.exit_code
+            if not isinstance(error, ReaderGoneError):
+                self._speak(Notice("critical", f"error: {error}"))
 
     def _dismiss(self, within_s: float) -> None:
         """Give the programs that reach the hosts ``within_s`` to end, if they do so by themselves."""

@@ -146,7 +146,7 @@ def job_key(environ: Mapping[str, str], run_id: str) -> tuple[bytes, bool]:
         return hashlib.scrypt(data, salt=b"dsl job key", n=SCRYPT_COST, r=8, p=1, dklen=KEY_BYTES), True
     except (AttributeError, ValueError):
         raise OptionError(
-            f"{JOB_KEY_VARIABLE}: this Python has no scrypt, so the key has to be 64 hexadecimal digits: {MAKE_KEY}"
+            f"{JOB_KEY_VARIABLE}: this Python has no scrypt, so it needs 64 hexadecimal digits: {MAKE_KEY}"
         ) from None
 
 

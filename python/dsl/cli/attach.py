@@ -14,6 +14,7 @@ from dsl.errors import DslError, JobFormatError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.observe.job_folders import JobFolders
 from dsl.observe.jobs import RunningJob, find_job, running_jobs
+from dsl.report.speak import unwritten
 from dsl.signals import ENDING
 
 TYPE_CHECKING = False
@@ -29,15 +30,10 @@ PAUSE_S = 0.1
 """How often we look whether a silent job has written something."""
 
 READ_BYTES = 1 << 16
-SIGPIPE = 13
 
 
 class Detached(BaseException):
     """A signal has ended the command, not the job."""
-
-
-class ReaderGoneError(Exception):
-    """Nobody reads our output any more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,12 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A signal ends this process alone, with the exit code of that signal.
     """
-    options = make_parser().parse_args(argv)
-    return COMMAND.run(lambda: _run(options))
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:
-    found = _find(options.job)
+    found = _find(options.job or "")
     if isinstance(found, RunningJob):
         return _until_signal(found.view.pid, lambda: _follow(found))
     return _until_signal(found.pid, lambda: _show_all(found, options.lines))
@@ -76,8 +71,6 @@ def _until_signal(pid: int, work: Callable[[], int]) -> int:
             signal.signal(signum, _detach)
     try:
         return work()
-    except ReaderGoneError:
-        return 128 + SIGPIPE
     except Detached as detached:
         signum = int(detached.args[0])
         COMMAND.say(f"job {pid} runs on; dsl-attach {pid} comes back to it")
@@ -107,7 +100,7 @@ def show(job: BackgroundJob, lines: int | None) -> None:
 
     Raises:
         UsageError: the folder of the job is gone.
-        ReaderGoneError, DslError: stdout cannot be written.
+        OutputError: stdout cannot be written.
     """
     try:
         output = job.open_output()
@@ -147,10 +140,8 @@ def _write(data: bytes) -> None:
     try:
         while data:
             data = data[os.write(1, data) :]
-    except BrokenPipeError:
-        raise ReaderGoneError from None
     except OSError as error:
-        raise DslError(f"stdout cannot be written: {(error.strerror or '').lower()}") from None
+        raise unwritten(error) from None
 
 
 def _detach(signum: int, _frame: object) -> None:
@@ -165,7 +156,7 @@ def make_parser() -> ToolParser:
         COMMAND.name, "[OPTIONS] [JOB]", "Follow the output of a job. Ctrl-C does not end the job."
     )
     add = parser.add_argument
-    add("job", metavar="JOB", nargs="?", default="", help=JOB_HELP)
+    parser.add_job(JOB_HELP)
     add("-n", "--lines", metavar="N", type=_count, help="begin with the last N lines")
     return parser
 

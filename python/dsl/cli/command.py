@@ -8,7 +8,7 @@ from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
-from dsl.errors import DslError, OptionError
+from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
 from dsl.lists import quote
 from dsl.machine.check import check_program
@@ -57,9 +57,14 @@ class Command:
         self.name = name
 
     def run(self, work: Callable[[], int]) -> int:
-        """Run ``work`` and return its exit code; a mistake of the user is one line on stderr."""
+        """Run ``work`` and return its exit code. All commands end here.
+
+        A mistake of the user, and an answer that cannot be written, are one line on stderr.
+        """
         try:
             return work()
+        except ReaderGoneError as error:
+            return error.exit_code
         except DslError as error:
             self.say(f"error: {error}")
             return error.exit_code

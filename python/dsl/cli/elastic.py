@@ -26,8 +26,7 @@ FRAME = "-" * 42
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compute the sizes, and print them. The exit code is 0 or 2; ``argv`` has no program name."""
-    options = make_parser().parse_args(argv)
-    return COMMAND.run(lambda: _run(options))
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:

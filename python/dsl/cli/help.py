@@ -9,6 +9,7 @@ import sys
 
 from dsl import __version__
 from dsl.cli.options import DEEPSPEED, TORCHRUN, dashed
+from dsl.errors import UsageError
 from dsl.output.routes import may_colour
 from dsl.report.speak import show_text
 
@@ -80,6 +81,17 @@ class HelpFormatter(argparse.HelpFormatter):
         return self._format_action_invocation(option), " ".join(self._expand_help(option).split())
 
 
+class _VersionAction(argparse.Action):
+    """As argparse's own, which does not notice if stdout cannot be written."""
+
+    def __init__(self, option_strings: Sequence[str], **more: Any) -> None:
+        super().__init__(option_strings, nargs=0, default=argparse.SUPPRESS, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        show_text(f"{parser.prog} {__version__}")
+        parser.exit()
+
+
 class HelpParser(argparse.ArgumentParser):
     """A parser with ``--help`` and ``--version``, whose help has colours and a pager on a terminal."""
 
@@ -94,12 +106,7 @@ class HelpParser(argparse.ArgumentParser):
     def add_standard(self, *help_names: str, text: str = "show this help, and exit") -> None:
         """Add the options that every command has. ``help_names`` show the whole help."""
         self.add_argument(*help_names, action="help", help=text)
-        self.add_argument(
-            "--version",
-            action="version",
-            version=f"%(prog)s {__version__}",
-            help="show the version, and exit",
-        )
+        self.add_argument("--version", action=_VersionAction, dest="help", help="show the version, and exit")
 
     def option_groups(self) -> dict[str, list[argparse.Action]]:
         """The options that the help shows, by the titles of their groups."""
@@ -133,6 +140,10 @@ class ToolParser(HelpParser):
         super().__init__(prog, words, description, epilog, **more)
         self.add_standard("-h", "--help")
 
+    def add_job(self, text: str, name: str = "job", nargs: str = "?") -> None:
+        """Add the word that names a job; None: the user has given none. ``text``: its help."""
+        self.add_argument(name, metavar="JOB", nargs=nargs, type=_job_word, help=text)
+
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line. For an unknown option, the line names a similar one."""
         subject, _, rest = message.partition(": ")
@@ -143,6 +154,12 @@ class ToolParser(HelpParser):
             near = get_close_matches(word, self._option_string_actions, 1) if word[:1] == "-" else []
             message += f", did you mean {near[0]}?" if near else f", see {self.prog} --help"
         super().error(message)
+
+
+def _job_word(text: str) -> str:
+    if not text.strip():
+        raise UsageError(f"{text!r} names no job, give the pid that dsl-ps shows")
+    return text
 
 
 def in_columns(rows: Sequence[tuple[str, str]]) -> str:

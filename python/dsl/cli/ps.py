@@ -32,9 +32,8 @@ TITLES = ("JOB", "STATE", "TIME", "NODES", "RANKS", "RESTARTS", "PROGRAM")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the jobs. The exit code is always 0; ``argv`` does not include the program's name."""
-    options = make_parser().parse_args(argv)
-    return COMMAND.run(lambda: _run(options))
+    """Print the jobs. The exit code is 0; ``argv`` does not include the program's name."""
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -24,16 +24,17 @@ COMMAND = Command("dsl-report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report, or draw a timeline. ``argv`` does not include the program's name.
 
-    Returns the exit code: that of a report is always 0.
+    Returns the exit code: that of a report is 0.
     """
-    options = make_parser().parse_args(argv)
-    return COMMAND.run(lambda: _run(options))
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:
     if (options.timeline is None) != (options.events is None):
         raise UsageError("--timeline and --events belong together: dsl-report --timeline out --events FILE")
     if options.timeline is not None:
+        if not options.timeline.strip():
+            raise UsageError(f"--timeline {options.timeline!r} names no files, give the start of their names")
         return _draw(options.timeline, options.events)
     found = survey(options.hostfile, this_machine())
     if options.json:

@@ -28,12 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 1 if there is no such job, or it does not answer.
     """
-    options = make_parser().parse_args(argv)
-    return COMMAND.run(lambda: _run(options))
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = find_job(options.job, running_jobs())
+    job = find_job(options.job or "", running_jobs())
     try:
         answers, missing = job.look("native" if options.native else "stacks")
     except (OSError, JobFormatError) as error:
@@ -62,7 +61,7 @@ def make_parser() -> ToolParser:
         "Tell what the ranks of a running job do, and which of them do not what the others do.",
     )
     add = parser.add_argument
-    add("job", nargs="?", default="", metavar="JOB", help="pid of the job's command, as dsl-ps shows it")
+    parser.add_job("pid of the job's command, as dsl-ps shows it")
     add(
         "--native",
         action="store_true",

@@ -31,8 +31,7 @@ ONCE_S = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a job. The exit code is 0, or 1 for an error; ``argv`` does not include the program's name."""
-    options = make_parser().parse_args(argv)
-    return COMMAND.run(lambda: _run(options))
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -51,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
             ) from None
     jobs = running_jobs()
     if not is_live:
-        return _print_once(find_job(options.job, jobs))
+        return _print_once(find_job(options.job or "", jobs))
     # With several jobs the user chooses on the screen.
     chosen = find_job(options.job, jobs) if options.job or len(jobs) < 2 else None
     for job in jobs:
@@ -68,9 +67,7 @@ def make_parser() -> ToolParser:
         "[OPTIONS] [JOB]",
         "Show what the ranks of a running job do, on all hosts. ? shows the keys.",
     )
-    parser.add_argument(
-        "job", metavar="JOB", nargs="?", default="", help="pid of the job, as dsl-ps shows it"
-    )
+    parser.add_job("pid of the job, as dsl-ps shows it")
     parser.add_argument(
         "-d", "--delay", metavar="SECONDS", type=float, default=REFRESH_S, help="time between two looks"
     )

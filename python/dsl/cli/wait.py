@@ -24,8 +24,7 @@ JOB_HELP = "pid of the job (default: the newest that runs, or else the newest)"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Wait for the jobs. Returns the first exit code that is not 0, in their order; 2: no such job."""
-    words = make_parser().parse_args(argv).jobs
-    return COMMAND.run(lambda: _run(words))
+    return COMMAND.run(lambda: _run(make_parser().parse_args(argv).jobs))
 
 
 def _run(words: Sequence[str]) -> int:
@@ -61,6 +60,5 @@ def make_parser() -> ToolParser:
         "Wait for jobs that dsl --detach has started, and end with their exit code.",
         "The exit code is the first that is not 0, in the order of the jobs; 2 if there is no such job.",
     )
-    add = parser.add_argument
-    add("jobs", metavar="JOB", nargs="*", help=JOB_HELP)
+    parser.add_job(JOB_HELP, name="jobs", nargs="*")
     return parser

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     own, line = split_line(argv)
     options = make_parser().parse_args(own)
-    action, pids = options.action or "status", options.pids
+    action, pids = "status" if options.action is None else options.action, options.pids
     if action not in ("status", "stop", "start"):
         raise OptionError(f"no such action: {quote(action)}, expected status, stop or start")
     for text, is_given, needed in (

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.errors import OutputError
+
 STALL_MS = 500
 PIPE_BUF = 4096
 """Bytes per write: a pipe that poll calls writable has room for this many."""
@@ -92,13 +96,22 @@ def _open() -> int | None:
 
 
 def show_text(text: str) -> None:
-    """Print text to stdout; ignore it if the other end of stdout is closed."""
+    """Print text to stdout. Raises OutputError: it cannot be written."""
     if sys.stdout is None:
-        return
+        raise unwritten(OSError(0, "it is closed"))
     try:
         print(text, flush=True)  # noqa: T201  the answer that the user has asked for
-    except OSError:
-        # The reader is gone. The rest of the buffer must not fail again when the interpreter ends.
+    except OSError as error:
+        # The rest of the buffer must not fail again when the interpreter ends.
         from dsl.machine.this_process import use_null
 
         use_null(1)
+        raise unwritten(error) from None
+
+
+def unwritten(error: OSError) -> OutputError:
+    """What to raise if stdout cannot be written."""
+    from dsl.errors import OutputError, ReaderGoneError
+
+    kind = ReaderGoneError if isinstance(error, BrokenPipeError) else OutputError
+    return kind(f"stdout cannot be written: {(error.strerror or '').lower()}")

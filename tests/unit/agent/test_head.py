@@ -17,6 +17,7 @@ from dsl import Ended, Output, SignalReceived
 from dsl.agent.head import Head
 from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
+from dsl.conductor.orders import Show
 from dsl.conductor.terms import reached_terms
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Said, Stop
 from dsl.launchers.base import Start
@@ -239,3 +240,16 @@ def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end() ->
     elastic.hears((link, a_report(0, 0)), (link, Bye(0)))
     assert elastic.conductor.roster.is_done
     assert elastic.order() == {"End": {"places": [1]}}
+
+
+def test_a_page_that_cannot_be_shown_changes_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As ``--doctor`` of a job on several hosts shows it."""
+    stage = Stage(PDSH)
+    link = stage.come(0)
+    monkeypatch.setattr(stage.conductor, "hear", lambda *_: [Show("the page")])
+    monkeypatch.setattr("sys.stdout", None)  # as Python has it where it was closed before the start
+    stage.hears((link, Bye(0)))
+    assert stage.conductor.code == 1
+    assert capfd.readouterr().err == "dsl: error: stdout cannot be written: it is closed\n"
