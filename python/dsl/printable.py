@@ -9,12 +9,21 @@ _ESCAPE = (
 
 
 def printable(text: str) -> str:
-    """Remove terminal sequences and control characters; tabs stay, other white space becomes a space."""
+    r"""Remove terminal sequences and control characters; tabs stay, other white space becomes a space.
+
+    Bytes that are no text, which Python holds as lone surrogates, are shown as ``\xff``.
+    """
     if text.isprintable():
         return text
-    text = without_sequences(text)
-    kept = (char if char.isprintable() or char == "\t" else " " if char.isspace() else "" for char in text)
-    return "".join(kept)
+    return "".join([_shown(char) for char in without_sequences(text)])
+
+
+def _shown(char: str) -> str:
+    if char.isprintable() or char == "\t":
+        return char
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return " " if char.isspace() else ""
 
 
 def without_sequences(text: str) -> str:

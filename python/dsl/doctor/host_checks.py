@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from dsl.doctor.proxies import unproxied
+from dsl.lists import BEYOND, parse_number, quote, shorten
 from dsl.model.health import Health, Symptom, Verdict
 
 Found: TypeAlias = Iterator[tuple[Verdict, str]]
@@ -197,19 +198,23 @@ def _cpu_share(one: Health) -> Found:
 
 def _threads(one: Health) -> Found:
     text = dict(one.variables).get("OMP_NUM_THREADS", "")
-    first = text.partition(",")[0].strip()
-    if not first.isascii() or not first.isdigit() or len(first) > 9:
+    if not text:
         return
-    threads = int(first)
+    words = [word.strip() for word in text.split(",")]  # one for each level of nested teams
+    mend = f"set it to {max(one.cpus // one.workers, 1)} or unset it"
+    if not all(word.isascii() and word.isdigit() and word.strip("0") for word in words):
+        yield warning(f"OMP_NUM_THREADS={quote(text)} is no number of threads, so OpenMP ignores it: {mend}")
+        return
+    first = shorten(words[0])
+    threads = BEYOND if (number := parse_number(words[0])) is None else number
     if threads > one.cpus:
         yield warning(
             f"OMP_NUM_THREADS={first}, but there {'is' if one.cpus == 1 else 'are'} "
-            f"{_count(one.cpus, 'CPU')}: set it to {max(one.cpus // one.workers, 1)} or unset it"
+            f"{_count(one.cpus, 'CPU')}: {mend}"
         )
     elif threads > 1 and threads * one.workers > one.cpus:
         yield warning(
-            f"OMP_NUM_THREADS={first} in each of {one.workers} workers, but there are {one.cpus} CPUs: "
-            f"set it to {max(one.cpus // one.workers, 1)} or unset it"
+            f"OMP_NUM_THREADS={first} in each of {one.workers} workers, but there are {one.cpus} CPUs: {mend}"
         )
 
 

@@ -100,9 +100,26 @@ def _check_script(script: str, flavour: Flavour, folder: str) -> None:
                 f"script {script!r} is a directory without a __main__.py, name the script in it"
             )
     elif not os.path.exists(path):
-        raise ScriptError(f"script {script!r} does not exist{_script_hint(script, flavour, path)}")
+        why = _bad_link(path) or f"does not exist{_script_hint(script, flavour, path)}"
+        raise ScriptError(f"script {script!r} {why}")
     elif not os.access(path, os.R_OK):
         raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
+
+
+def _bad_link(path: str) -> str:
+    """What is wrong with a path if a symbolic link makes it lead nowhere; else empty."""
+    from errno import ELOOP
+
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == ELOOP:
+            return "leads through a loop of symbolic links, name the file itself"
+        if os.path.islink(path):
+            return f"is a link to {os.readlink(path)!r}, which does not exist"
+    except ValueError:
+        pass  # no file can have that name
+    return ""
 
 
 def _check_text(script: str, flavour: Flavour, folder: str) -> None:
@@ -280,7 +297,8 @@ def _check_executable(program: str, option: str, environ: Mapping[str, str], fol
             f"program {program!r} cannot be reached by this user, check the permissions of its directories"
         )
     if os.sep in program:
-        raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")
+        why = _bad_link(os.path.join(folder, program)) or "does not exist, check the path"
+        raise ProgramNotFoundError(f"program {program!r} {why}")
     is_here = os.path.exists(os.path.join(folder, program))
     raise ProgramNotFoundError(
         f"program {program!r} is not on PATH{f', did you mean ./{program}?' if is_here else ''}"

@@ -55,6 +55,7 @@ HEALTHY = Health(
 )
 MEETING = MeetingLook("node0", 29500, False, "--master-addr", ("10.0.0.9",), False, "refuses")
 
+ODD_THREADS = ("abc,,", "4,", ",4", "0", "-1", "4.0", "four", "٤", " ", "4;2", "00")
 HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("interpreter", {"python_version": "", "torch": ""}, "error", "install it there"),
     ("torch", {"torch": ""}, "error", "install torch there"),
@@ -84,6 +85,14 @@ HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("cpus", {"cpus": 4, "variables": ()}, "warning", "--cpus-per-task"),
     ("threads", {"variables": (("OMP_NUM_THREADS", "128"),)}, "warning", "set it to 8"),
     ("threads", {"variables": (("OMP_NUM_THREADS", "32"),)}, "warning", "set it to 8"),
+    *[
+        ("threads", {"variables": (("OMP_NUM_THREADS", text),)}, "warning", f"{words}: set it to 8 or unset")
+        for text, words in (
+            ("99999999999999", "OMP_NUM_THREADS=99999999999999, but there are 64 CPUs"),
+            ("9" * 400, f"OMP_NUM_THREADS={'9' * 40}...{'9' * 40}, but there are 64 CPUs"),
+            *((odd, f"{odd!r} is no number of threads, so OpenMP ignores it") for odd in ODD_THREADS),
+        )
+    ],
     ("governor", {"governor": "acpi-cpufreq powersave"}, "warning", "cpupower"),
     ("disk", {"folders": (replace(FOLDER, free_bytes=0),)}, "error", "TMPDIR"),
     ("disk", {"folders": (replace(FOLDER, free_files=3),)}, "error", "make room"),
@@ -204,6 +213,11 @@ def test_healthy_hosts_have_no_finding() -> None:
     assert find_all([Examined("", Checked(health=alone))]) == []
     assert find_on_host(Health()) == []
     assert find_on_host(replace(HEALTHY, meeting=MEETING, has_rdma=True, locked_bytes=None)) == []
+
+
+@pytest.mark.parametrize("text", ["", "1", " 8 ", "8,4,2", "08"])
+def test_a_number_of_threads_that_fits_has_no_finding(text: str) -> None:
+    assert find_on_host(replace(HEALTHY, variables=(("OMP_NUM_THREADS", text),))) == []
 
 
 def test_every_check_has_a_seeded_fault_and_the_page_lists_each_with_its_mend() -> None:

@@ -31,6 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).touch()
     for name in ("run.sh", "bin/tool"):
         (tmp_path / name).chmod(0o755)
+    for name, target in (("loop.py", "back.py"), ("back.py", "loop.py"), ("lost.py", "gone.py")):
+        (tmp_path / name).symlink_to(target)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -93,6 +95,31 @@ def test_what_can_run_passes(folder: Path, request_: Program) -> None:
             "program './nope' does not exist, check the path",
         ),
         (Program("program", "nope"), ProgramNotFoundError, "program 'nope' is not on PATH"),
+        (
+            Program("script", "loop.py"),
+            ScriptError,
+            "script 'loop.py' leads through a loop of symbolic links, name the file itself",
+        ),
+        (
+            Program("script", "loop.py/train.py"),
+            ScriptError,
+            "script 'loop.py/train.py' leads through a loop of symbolic links, name the file itself",
+        ),
+        (
+            Program("script", "lost.py"),
+            ScriptError,
+            "script 'lost.py' is a link to 'gone.py', which does not exist",
+        ),
+        (
+            Program("program", "./loop.py"),
+            ProgramNotFoundError,
+            "program './loop.py' leads through a loop of symbolic links, name the file itself",
+        ),
+        (
+            Program("program", "./lost.py"),
+            ProgramNotFoundError,
+            "program './lost.py' is a link to 'gone.py', which does not exist",
+        ),
         (
             Program("program", "./train.py"),
             ProgramNotExecutableError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import unicodedata
@@ -95,6 +96,13 @@ Root Cause (first observed failure):
   peak 3 GiB
 ====================================================""".replace("$", " ")
     )
+
+
+def test_bytes_that_are_no_text_are_shown() -> None:
+    cause = a_failure(0)
+    for name, shown in ((b"/dir/\xff\xe9.py", r"/dir/\xff\xe9.py"), ("é \u200b\x07.py".encode(), "é .py")):
+        title = format_summary(os.fsdecode(name), [cause], cause).splitlines()[2]
+        assert title == f"{shown} FAILED"
 
 
 def test_evidence_stands_in_place_of_the_hint_and_belongs_to_the_cause_alone() -> None:
