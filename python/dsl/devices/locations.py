@@ -20,6 +20,7 @@ from dsl._record import Record
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.masks import (
     GRAMMARS,
+    NAMELESS,
     level_zero_hierarchy,
     read_entries,
     resolve,
@@ -155,9 +156,9 @@ def _amd_device(node: Mapping[str, str], root: str) -> LocatedDevice:
         address = _kfd_address(node)
         folder = os.path.join(root, "sys/bus/pci/devices", address)
     label = read_fact(f"{folder}/product_name") if address else ""
-    # A device without a serial number is `GPU-XX`, which no name is meant to match.
+    # No name is meant to match one without a serial number.
     serial = _number(node, "unique_id")
-    return _place(label or _amd_label(node), address, root, f"GPU-{serial:016x}" if serial else "GPU-XX")
+    return _place(label or _amd_label(node), address, root, f"GPU-{serial:016x}" if serial else NAMELESS)
 
 
 def _kfd_address(node: Mapping[str, str]) -> str:

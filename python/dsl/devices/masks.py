@@ -52,6 +52,9 @@ LEVEL_ZERO = Grammar(loose=True, repeated="once", empty_shows_all=True, skips=Tr
 ASCEND = Grammar(loose=False, repeated="once")
 HABANA = Grammar(repeated="once", empty_shows_all=True)
 
+NAMELESS = "GPU-XX"
+"""What ROCm calls a device without a serial number."""
+
 LEVEL_ZERO_VARIABLE = "ZE_AFFINITY_MASK"
 HIERARCHY_VARIABLE = "ZE_FLAT_DEVICE_HIERARCHY"
 
@@ -159,11 +162,12 @@ def count_visible(
 
     Without ``names``, the names in a value cannot be looked up: then all of them count, up to ``count``. A
     process sees one MIG instance and no other device, however many instances the value names. ``alone``
-    counts all of them, for workers that see one instance each.
+    counts all of them, for workers that see one instance each. There ``names`` are those of the instances.
     """
     entries = read_entries(value, grammar)
     if entries and entries[0].startswith("MIG-"):
-        return len(entries) if alone else 1
+        found = len(resolve(value, len(names), names, grammar)) if names else len(entries)
+        return found if alone else min(found, 1)
     if names or not entries or entries[0][0].isdigit():
         return len(resolve(value, count, names, grammar))
     return min(len(entries), count)
@@ -179,6 +183,12 @@ def resolve_rocm(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int,
     value = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
     seen = resolve(value, len(left), [names[each] for each in left], ROCR)
     return tuple([left[each] for each in seen])
+
+
+def rocm_names(environ: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """The names of those devices that ROCR leaves to HIP; empty: not all are known."""
+    left = resolve(environ.get("ROCR_VISIBLE_DEVICES"), len(names), names, ROCR)
+    return [] if NAMELESS in names else [names[each] for each in left]
 
 
 def level_zero_hierarchy(environ: Mapping[str, str]) -> str:
@@ -249,17 +259,35 @@ def explain_value(variable: str, value: str) -> str | None:
     return None
 
 
-def count_named(variable: str, shown: Sequence[str], count: int) -> int:
+def count_named(variable: str, shown: Sequence[str], count: int, names: Sequence[str] = ()) -> int:
     """How many devices a list of names shows. A name may stand for a device or for a part of a device.
 
+    ``names``: what the runtime calls its devices; empty: that is not known.
+
     Raises:
-        FilterError: an entry is no name; the text says what to write instead.
+        FilterError: an entry is no name, or hides devices; the text says what to write instead.
     """
     grammar = GRAMMARS.get(variable, NUMBERS)
     for entry in shown:
         if not (read_entries(entry, grammar) if grammar.parts else entry.startswith(grammar.prefixes)):
             raise FilterError(explain_entry(variable, entry))
-    return len(resolve(",".join(shown), count, (), grammar)) if grammar.parts else len(shown)
+    if grammar.parts:
+        return len(resolve(",".join(shown), count, (), grammar))
+    kept = read_entries(",".join(shown), grammar) or ()
+    if len(kept) < len(shown):
+        raise FilterError(f"{quote(shown[len(kept)])} cannot stand behind {quote(shown[0])}, leave it out")
+    seen: set[int] = set()
+    for entry in shown if names else ():
+        position = _position(entry, len(names), names)
+        if position is None:
+            several = any(name.startswith(entry) for name in names)
+            what = "begins several names of devices" if several else "is no device of this machine"
+            mend = "correct or unset the variable"
+            raise FilterError(f"{quote(entry)} {what}, so it hides itself and those behind it, {mend}")
+        if position in seen:
+            raise FilterError(f"{quote(entry)} names a device again, which hides them all, leave it out")
+        seen.add(position)
+    return len(shown)
 
 
 def explain_entry(variable: str, entry: str) -> str:

@@ -47,8 +47,30 @@ def count_visible_devices(
 
     if variable == LEVEL_ZERO_VARIABLE:
         return len(resolve_level_zero(environ, count))
-    names = [gpu.uuid for gpu in devices.gpus] if is_cuda and value.startswith("GPU-") else ()
+    names = known_names(value, environ, devices) if is_cuda else ()
     return count_visible(value, count, names, GRAMMARS[variable], alone=is_cuda and alone)
+
+
+def known_names(value: str, environ: Mapping[str, str], devices: DeviceFacts) -> tuple[str, ...]:
+    """What CUDA or HIP calls the devices of the kind whose name stands first in ``CUDA_VISIBLE_DEVICES``.
+
+    Empty: no name stands there, or the names are not known.
+    """
+    if value.startswith("MIG-"):
+        from dsl.devices.nvidia import mig_names
+
+        # The driver's files have only one of the two names of an instance.
+        found = devices.survey.devices if devices.survey.source == "nvml" else ()
+        names = [name for gpu in found for one in gpu.mig for name in mig_names(one)]
+    elif not value.startswith("GPU-"):
+        return ()
+    elif devices.gpus:
+        names = [gpu.uuid for gpu in devices.gpus]
+    else:
+        from dsl.devices.masks import rocm_names
+
+        names = rocm_names(environ, [one.name for one in devices.located("cuda", environ)])
+    return () if "" in names else tuple(dict.fromkeys(names))
 
 
 def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], devices: DeviceFacts) -> str:

@@ -43,10 +43,11 @@ def find_devices(environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus) -
     return Devices(accelerator, range(count), read_slots(value), f"{variable}={value}", forced > 0)
 
 
-def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
+def visible_slots(devices: Devices, shown: Sequence[str], names: Sequence[str] = ()) -> list[int]:
     """Slots of this machine that the user shows, in the user's order.
 
     Numbers are slots. For names of devices (``GPU-...``, ``MIG-...``, ``0.1`` for a tile) slots count from 0.
+    ``names``: those of this machine, as far as they are known.
 
     Raises:
         FilterError: a slot that the machine does not have, or a name that is no device.
@@ -66,7 +67,7 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
     from dsl.devices.masks import count_named
 
     try:
-        return list(range(count_named(variable, shown, len(devices.slots))))
+        return list(range(count_named(variable, shown, len(devices.slots), names)))
     except FilterError as error:
         raise FilterError(f"{setting}: {error}") from None
 

@@ -92,7 +92,12 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     shown = () if devices is None else _shown_devices(asked, devices, notices)
     _check_counts(asked, has_pool=is_named)
     if devices is not None and shown:
-        active = {LOCAL_NAME: visible_slots(devices, shown)}
+        names: tuple[str, ...] = ()
+        if devices.accelerator == "cuda" and not shown[0].isdigit():
+            from dsl.devices.nproc import known_names
+
+            names = known_names(shown[0], facts.environ, facts.devices)
+        active = {LOCAL_NAME: visible_slots(devices, shown, names)}
     else:
         title = "hostfile" if pool.source in ("", "hostfile") else pool.name
         active = apply_filters(pool.slots, asked.include, asked.exclude, title)

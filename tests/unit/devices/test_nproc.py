@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
+from tests.unit.devices.record_nvml import load
 
 from dsl.devices.device_facts import DeviceFacts
+from dsl.devices.locations import LocatedDevice
 from dsl.devices.nproc import count_visible_devices, node_accelerator, own_devices
-from dsl.devices.nvidia import Device
+from dsl.devices.nvidia import Device, mig_names, survey
 from dsl.errors import AcceleratorError, OptionError
+from dsl.model.node import WorkerDevice
 
 
 @pytest.mark.parametrize(
@@ -182,6 +187,8 @@ def test_what_is_no_device_cannot_be_counted(name: str) -> None:
         ({"CUDA_VISIBLE_DEVICES": "1,1"}, 0),
         ({"CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-a"}, 1),
         ({"CUDA_VISIBLE_DEVICES": "GPU-b1,GPU-a1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-a1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-c,GPU-b1"}, 1),
         ({"CUDA_VISIBLE_DEVICES": ""}, 0),
     ],
 )
@@ -194,3 +201,50 @@ def test_names_are_only_asked_for_where_names_are_given() -> None:
     devices = make_facts(cuda=4, gpus=UNASKED).devices
     assert count_visible_devices("cuda", {"CUDA_VISIBLE_DEVICES": "0"}, devices) == 1
     assert count_visible_devices("cuda", {}, devices) == 4
+
+
+def test_a_device_without_a_known_name_leaves_the_names_unchecked() -> None:
+    """As where the driver has not looked at it yet."""
+    devices = make_facts(cuda=2, gpus=[Device("", "GPU-a1"), Device("", "")]).devices
+    assert count_visible_devices("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-b1,GPU-a1"}, devices) == 2
+
+
+@pytest.mark.parametrize(
+    "value, counts",
+    [
+        ("{0},{1}", (1, 2)),
+        ("MIG-0,{0}", (0, 0)),
+        ("{1},MIG-0,{0}", (1, 1)),
+        ("{2},{0}", (1, 2)),
+        ("{0},{0}", (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("machine", ["mig_a100", "mig_h100"])
+def test_instances_that_are_not_there_end_the_list(
+    tmp_path: Path, machine: str, value: str, counts: tuple[int, int]
+) -> None:
+    driver = load(machine, tmp_path)
+    found = survey(str(tmp_path), lambda: driver)
+    instances = [one for gpu in found.devices for one in gpu.mig]
+    names = [instances[0].uuid, instances[1].uuid, mig_names(instances[2])[1]]
+    devices = make_facts(cuda=len(found.devices), gpus=found.devices, survey=found).devices
+    environ = {"CUDA_VISIBLE_DEVICES": value.format(*names)}
+    seen = [count_visible_devices("cuda", environ, devices, alone=alone) for alone in (False, True)]
+    assert tuple(seen) == counts
+
+
+@pytest.mark.parametrize(
+    "environ, count",
+    [
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00000000000000b1"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00000000000000c1,GPU-00000000000000b1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00000000000000a1", "ROCR_VISIBLE_DEVICES": "1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00000000000000b1", "ROCR_VISIBLE_DEVICES": "1"}, 1),
+    ],
+)
+def test_hip_ends_its_list_at_a_name_that_is_not_there(environ: dict[str, str], count: int) -> None:
+    names = ("GPU-00000000000000a1", "GPU-00000000000000b1")
+    located = [LocatedDevice(WorkerDevice("AMD", "", None), name) for name in names]
+    left = 1 if "ROCR_VISIBLE_DEVICES" in environ else 2
+    devices = make_facts(cuda_count=left, gpus=(), located=lambda *_: located).devices
+    assert count_visible_devices("cuda", environ, devices) == count

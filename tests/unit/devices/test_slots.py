@@ -201,6 +201,38 @@ def test_shown_devices_that_are_not_there(accelerator: str, value: str, message:
     assert message in str(caught.value)
 
 
+A100 = ("MIG-1f0", "MIG-GPU-a/7/0", "MIG-1f1", "MIG-GPU-a/8/0")
+"""Both names of two instances."""
+
+
+@pytest.mark.parametrize(
+    "value, names, found",
+    [
+        ("GPU-b,GPU-a", ("GPU-a1", "GPU-b1"), [0, 1]),
+        ("GPU-b1", ("GPU-a1", "GPU-b1"), [0]),
+        ("GPU-c,GPU-a", ("GPU-a1", "GPU-b1"), "'GPU-c' is no device of this machine"),
+        ("GPU-a,GPU-c", ("GPU-a1", "GPU-b1"), "'GPU-c' is no device of this machine"),
+        ("GPU-a,GPU-b", ("GPU-a1", "GPU-a2"), "'GPU-a' begins several names of devices"),
+        ("GPU-a,GPU-a1", ("GPU-a1", "GPU-b1"), "'GPU-a1' names a device again, which hides them all"),
+        ("MIG-1f1,MIG-1f0", A100, [0, 1]),
+        ("MIG-GPU-a/7/0,MIG-1f1", A100, [0, 1]),
+        ("MIG-2,MIG-1f0", A100, "'MIG-2' is no device of this machine"),
+        ("MIG-1f0,GPU-a", A100, "'GPU-a' cannot stand behind 'MIG-1f0'"),
+        ("GPU-c,GPU-d", (), [0, 1]),
+    ],
+)
+def test_a_name_that_hides_devices_is_refused_if_the_names_are_known(
+    value: str, names: tuple[str, ...], found: list[int] | str
+) -> None:
+    devices = _devices("cuda", 4, value)
+    if isinstance(found, list):
+        assert visible_slots(devices, devices.visible or (), names) == found
+        return
+    with pytest.raises(FilterError) as caught:
+        visible_slots(devices, devices.visible or (), names)
+    assert f"CUDA_VISIBLE_DEVICES={value}: {found}" in str(caught.value)
+
+
 @pytest.mark.parametrize("value, slots", [("0.0,0.1", [0]), ("0.1,1", [0, 1]), ("3.0,9.0", [0])])
 def test_parts_of_intel_devices_are_counted_by_device_and_passed_on(value: str, slots: list[int]) -> None:
     devices = Devices("xpu", range(4), read_slots(value), f"ZE_AFFINITY_MASK={value}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.machine import FREE_PORT, make_facts
+from tests.support.machine import FREE_PORT, UNASKED, make_facts
 from tests.support.requests import make_request
 
 from dsl.agent.planner import Planner
@@ -145,7 +145,7 @@ def test_the_number_of_workers(cuda: int, wish: dict[str, Any], count: int) -> N
         ("2,3", {"num_nodes": 1}, (2, 3), "2,3"),
         ("2,3", {"num_gpus": 1}, (0,), "0"),
         ("2,3", {"include": "localhost:1"}, (1,), "1"),
-        ("GPU-a,MIG-b", {}, (0, 1), "GPU-a,MIG-b"),
+        ("GPU-00000003,GPU-00000001", {}, (0, 1), "GPU-00000003,GPU-00000001"),
         ("", {}, (0,), ""),
         ("-1", {"num_gpus": 2}, (0, 1), "-1"),
     ],
@@ -154,6 +154,34 @@ def test_visible_devices(value: str, wish: dict[str, Any], slots: tuple[int, ...
     environ = {"CUDA_VISIBLE_DEVICES": value}
     assert _job(environ, cuda=4, **wish).job.hosts[0].slots == slots
     assert _node(environ, cuda=4, **wish).env["CUDA_VISIBLE_DEVICES"] == variable
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ("GPU-0000000f,GPU-00000001", "'GPU-0000000f' is no device of this machine, so it hides itself and"),
+        ("GPU-00000001,GPU-ffff", "'GPU-ffff' is no device of this machine"),
+        ("GPU-0000,GPU-00000001", "'GPU-0000' begins several names of devices"),
+        ("GPU-00000001,GPU-00000000,GPU-00000001 ,GPU-00000002", None),
+        ("GPU-00000002,MIG-b", "'MIG-b' cannot stand behind 'GPU-00000002'"),
+    ],
+)
+def test_names_that_hide_devices_are_refused(value: str, words: str | None) -> None:
+    """torch sees none of the devices from such a name on, so their workers would have none."""
+    if words is None:  # a name that is repeated counts once, as DeepSpeed counts it
+        assert _job({"CUDA_VISIBLE_DEVICES": value}, cuda=4).job.hosts[0].slots == (0, 1, 2)
+        return
+    with pytest.raises(FilterError) as refused:
+        _job({"CUDA_VISIBLE_DEVICES": value}, cuda=4)
+    assert str(refused.value).startswith(f"CUDA_VISIBLE_DEVICES={value}: {words}")
+
+
+def test_names_are_not_looked_up_where_an_option_picks_the_devices() -> None:
+    planned = plan_job(
+        make_request("deepspeed", "t.py", num_gpus=2),
+        make_facts(environ={"CUDA_VISIBLE_DEVICES": "GPU-x"}, cuda=4, gpus=UNASKED, survey=UNASKED),
+    )
+    assert planned.job.hosts[0].slots == (0, 1)
 
 
 @pytest.mark.parametrize(
