@@ -221,6 +221,7 @@ class LaunchSpec:
         env: Mapping[str, str] | None = None,
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 30.0,
+        signal_scope: Literal["rank", "group"] = "group",
         binding: Literal["required", "cpus_required", "wanted"] = "required",
         log_max_bytes: int | None = None,
         collapse: bool = False,
@@ -243,6 +244,11 @@ class LaunchSpec:
         one deadline for the whole group. ``binding``: what happens to a worker that cannot be bound to its
         ``cpus`` and ``mempolicy``. With ``required`` the worker is not started. With ``cpus_required`` that
         holds for the CPUs alone. With ``wanted`` the worker runs anyway, and `Unbound` reports it.
+
+        ``signal_scope``: who hears a signal to a worker, its own process (``rank``) or its process group
+        (``group``). With ``rank``, what a worker has started gets SIGTERM when a stop has ended the worker,
+        or shortly before the grace is over. SIGKILL, SIGSTOP, SIGTSTP, SIGCONT and SIGWINCH always go to the
+        process group.
 
         For `Stdio.log` streams: ``log_max_bytes`` caps each file, and keeps its first and last part.
         ``collapse`` shows equal lines of several workers once, with a count. ``line_files`` holds tuples (1
@@ -269,6 +275,7 @@ class LaunchSpec:
     """Environment of every worker, without the variables of the single workers."""
     on_failure: Final[Literal["stop", "report"]]
     grace_s: Final[float]
+    signal_scope: Final[Literal["rank", "group"]]
     binding: Final[Literal["required", "cpus_required", "wanted"]]
     log_max_bytes: Final[int | None]
     collapse: Final[bool]
@@ -622,7 +629,7 @@ class Supervisor:
         one. Pending events stay for the `wait` after that. Does nothing on a closed supervisor.
         """
     def signal(self, signum: int, worker: int | None = None) -> None:
-        """Send a signal to the process group of one worker, or of all workers.
+        """Send a signal to one worker, or to all. `LaunchSpec.signal_scope` says who hears it.
 
         After SIGTSTP to all, workers that have not started yet wait for SIGCONT.
         """

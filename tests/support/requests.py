@@ -27,6 +27,7 @@ NAMES = {
     "stop_signals": ("signals", "stop"),
     "forward_signals": ("signals", "forward"),
     "preempt_signal": ("signals", "preempt"),
+    "signal_scope": ("signals", "scope"),
     "mem_policy": ("placement", "memory"),
     "start_method": ("start", "method"),
     "tag_output": ("output", "tag"),

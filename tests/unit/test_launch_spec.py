@@ -39,6 +39,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "env": ({"A": "1"}, {"A": "1"}),
     "on_failure": ("report", "report"),
     "grace_s": (2.5, 2.5),
+    "signal_scope": ("rank", "rank"),
     "binding": ("cpus_required", "cpus_required"),
     "log_max_bytes": (1 << 20, 1 << 20),
     "collapse": (True, True),

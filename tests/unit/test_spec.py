@@ -60,6 +60,13 @@ def test_whether_signals_are_only_told_is_passed_on(*, told: bool) -> None:
     assert spec.tells_signals is told
 
 
+@pytest.mark.parametrize("scope", ["rank", "group"])
+def test_who_hears_signals_is_passed_on(scope: Any) -> None:
+    assert launch_spec(_plan(_worker(0)), stdin_is_terminal=False).signal_scope == "group"
+    spec = launch_spec(replace(_plan(_worker(0)), signal_scope=scope), stdin_is_terminal=False)
+    assert spec.signal_scope == scope
+
+
 def test_a_worker_keeps_its_arguments_environment_binding_and_prefix() -> None:
     bound = _worker(1, cpus=(2, 3), mempolicy=("bind", (1,)), prefix="[1] ", keep_fds=(7,))
     spec = launch_spec(replace(_plan(_worker(0), bound), binding="wanted"), stdin_is_terminal=False)

@@ -341,6 +341,7 @@ def signal_request(
         preempt=preempt[0] if preempt else None,
         preempt_grace_s=options.preempt_grace,
         grace_s=options.grace,
+        scope=options.signal_scope,
     )
 
 

@@ -140,7 +140,9 @@ def _signals(options: Options | argparse.Namespace) -> SignalRequest:
     """The meaning of the signals: the defaults, unless ``--preempt-signal`` is given. Raises OptionError."""
     if options.preempt_signal:
         return signal_request(options)
-    return SignalRequest(grace_s=options.grace, preempt_grace_s=options.preempt_grace)
+    return SignalRequest(
+        grace_s=options.grace, preempt_grace_s=options.preempt_grace, scope=options.signal_scope
+    )
 
 
 def _resources(options: Options | argparse.Namespace) -> ResourceRequest:

@@ -291,6 +291,12 @@ COMMON = {
         value(
             OURS, "--preempt-grace", "SECONDS", "time for that checkpoint (default: --grace)", read=seconds
         ),
+        value(
+            OURS, "--signal-scope", "",
+            "who hears signals: the worker, then its helpers; or at once its process group "
+            "(default: rank, and group for programs)",
+            choices=("rank", "group"),
+        ),
     ),
     "starting workers": (
         value(

@@ -79,18 +79,19 @@ class LaunchConfig:
 
     Only in dsl: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts
     of it, too), local_ranks_filter (local ranks whose output is shown), partial_after_s (seconds after which
-    an unfinished line is shown; None: never), grace_s (shutdown_timeout with fractions), env (more variables
-    for the workers), preload (modules that a fork server imports; empty: the imports of the function's
-    module), prewarm (read the interpreter and torch's libraries into the page cache first), fork_server_per
-    (``"numa"``: a fork server for each NUMA node that workers are bound to), import_throttle (how many
-    executed workers import at a time; None: all), debug (ranks that run under debugpy: ``"all"``,
-    ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks use the next
-    ports), debug_address (where the debugged workers listen), debug_wait (each worker waits until a debugger
-    has attached to it), stacks_on_failure (when a worker fails, report what the others do before they are
-    stopped), hang_timeout_s (the job hangs if no rank makes progress for so many seconds; None: nobody
-    watches), hang_action (what follows: ``"report"``, ``"stop"`` or ``"restart"``), events (a file to
-    which what happens to the job is appended, docs/events.md), metrics (``"[HOST:]PORT"`` or a file: where
-    Prometheus finds figures of the job).
+    an unfinished line is shown; None: never), grace_s (shutdown_timeout with fractions), signal_scope (who
+    hears the stop first: ``"rank"``, the worker alone, or ``"group"``, its process group; None: the worker of
+    a function, and the group of a program), env (more variables for the workers), preload (modules that a
+    fork server imports; empty: the imports of the function's module), prewarm (read the interpreter and
+    torch's libraries into the page cache first), fork_server_per (``"numa"``: a fork server for each NUMA
+    node that workers are bound to), import_throttle (how many executed workers import at a time; None: all),
+    debug (ranks that run under debugpy: ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (port
+    of local rank 0; the other ranks use the next ports), debug_address (where the debugged workers listen),
+    debug_wait (each worker waits until a debugger has attached to it), stacks_on_failure (when a worker
+    fails, report what the others do before they are stopped), hang_timeout_s (the job hangs if no rank makes
+    progress for so many seconds; None: nobody watches), hang_action (what follows: ``"report"``, ``"stop"``
+    or ``"restart"``), events (a file to which what happens to the job is appended, docs/events.md), metrics
+    (``"[HOST:]PORT"`` or a file: where Prometheus finds figures of the job).
     """
 
     min_nodes: int
@@ -122,6 +123,7 @@ class LaunchConfig:
     local_ranks_filter: Collection[int] | None = None
     partial_after_s: float | None = DEFAULT_PARTIAL_S
     grace_s: float | None = None
+    signal_scope: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     preload: str | Collection[str] = ()
     prewarm: bool = False
@@ -190,7 +192,11 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
             settings=_settings(config) if most > 1 else "",
             run_id=config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else str(uuid4())),
         ),
-        signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config)),
+        signals=SignalRequest(
+            stop=_signals(config.signals_to_handle),
+            grace_s=_grace_s(config),
+            scope=config.signal_scope,  # type: ignore[arg-type]  # it was checked
+        ),
         output=_output(config),
         placement=PlacementRequest(
             numa_binding=_numa_mode(config.numa_options), virtual_local_rank=config.virtual_local_rank
@@ -241,6 +247,7 @@ WORDS = {
     "start_method": ("spawn", "fork", "forkserver", "warm"),
     "fork_server_per": ("node", "numa"),
     "hang_action": ("report", "stop", "restart"),
+    "signal_scope": ("rank", "group", None),
 }
 BOUNDS = {
     "max_restarts": (0, BEYOND - 1),
@@ -262,8 +269,9 @@ def _check_values(config: LaunchConfig) -> None:
     if not 1 <= least <= most:
         raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
     for name, words in WORDS.items():
-        if getattr(config, name) not in words:
-            raise OptionError(f"{name} {getattr(config, name)!r}: expected one of {', '.join(words)}")
+        value = getattr(config, name)
+        if value not in words:
+            raise OptionError(f"{name} {value!r}: expected one of {', '.join(filter(None, words))}")
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(config, name)
         if value is not None and not smallest <= value <= largest:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from dsl.model.job import Notice
-    from dsl.model.request import BindingRule, HangAction, Seconds
+    from dsl.model.request import BindingRule, HangAction, Seconds, SignalScope
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
@@ -204,6 +204,8 @@ class NodePlan(Record):
     """The signal by which a scheduler announces the end."""
     preempt_grace_s: float | None = None
     """Seconds between that signal and SIGKILL; None: as ``grace_s``."""
+    signal_scope: SignalScope = "group"
+    """Who hears a signal to a worker: its own process (``rank``) or its process group."""
     tells_signals: bool = False
     """Listeners hear of a signal to the job, but no worker gets it."""
     on_failure: Literal["stop", "report"] = "stop"

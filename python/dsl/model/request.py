@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Text, so that the codec can read it: nothing else uses these types at run time.
 ProgramKind: TypeAlias = "Literal['script', 'module', 'program', 'call']"
 StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'warm', 'auto']"
+SignalScope: TypeAlias = "Literal['rank', 'group']"
 HangAction: TypeAlias = "Literal['report', 'stop', 'restart']"
 Level: TypeAlias = "Literal['debug', 'detail', 'info', 'warning', 'error', 'critical']"
 Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
@@ -133,6 +134,7 @@ class SignalRequest(Record):
     """Seconds between the preempt signal and SIGKILL; None: as ``grace_s``."""
     grace_s: Seconds = DEFAULT_GRACE_S
     """Seconds between the stop signal and SIGKILL."""
+    scope: SignalScope | None = None
 
 
 class OutputRequest(Record):

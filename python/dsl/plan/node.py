@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dsl.machine.this_process import Names
     from dsl.model.job import Job, Meeting
     from dsl.model.node import SignalMeaning
+    from dsl.model.request import SignalScope
     from dsl.output.answer import StreamFiles
     from dsl.output.routes import OutputPlan
 
@@ -116,10 +117,11 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     set_defaults(env, flavour, count)
     output = _plan_output(job, meeting, files, inherited, facts)
     log_dir, run_folders = _folders(job, meeting, files)
+    workers = _workers(job, meeting, files, inherited, own, placement, output, facts)
     plan = NodePlan(
         host=_host_name(job, meeting, facts),
         node_rank=meeting.node_rank,
-        workers=_workers(job, meeting, files, inherited, own, placement, output, facts),
+        workers=workers,
         env=env,
         master_addr=meeting.address,
         master_port=meeting.port,
@@ -143,6 +145,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         signals=signal_meanings(job),
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,
+        signal_scope=job.signals.scope or _usual_scope(workers, facts),
         prewarms=job.start.prewarm,
         import_throttle=job.start.import_throttle,
         on_failure="report" if job.stacks_on_failure else "stop",
@@ -295,6 +298,14 @@ def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:
     if asked.preempt is not None:
         signals[asked.preempt] = "preempt"
     return signals
+
+
+def _usual_scope(workers: tuple[WorkerPlan, ...], facts: Facts) -> SignalScope:
+    """Who hears signals if the user does not say it.
+
+    A program that is not our interpreter may be a wrapper, such as a shell, and keep the signals to itself.
+    """
+    return "rank" if all(one.argv[0] == facts.names.executable for one in workers) else "group"
 
 
 def _notices(

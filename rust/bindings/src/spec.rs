@@ -28,6 +28,10 @@ const POLICIES: [(&str, engine::OnFailure); 2] = [
     ("stop", engine::OnFailure::Stop),
     ("report", engine::OnFailure::Report),
 ];
+const SCOPES: [(&str, engine::SignalScope); 2] = [
+    ("rank", engine::SignalScope::Rank),
+    ("group", engine::SignalScope::Group),
+];
 const BINDINGS: [(&str, engine::Strictness); 3] = [
     ("required", engine::Strictness::Required),
     ("cpus_required", engine::Strictness::CpusRequired),
@@ -167,6 +171,7 @@ pub(crate) fn fork_server(
         odd,
         on_failure: engine::OnFailure::Report,
         grace: Duration::ZERO,
+        signal_scope: engine::SignalScope::default(),
         binding: engine::Strictness::Wanted,
         logs: engine::LogOptions::default(),
         tells_signals: false,
@@ -193,7 +198,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, tells_first_output = false, inherits = false, tells_signals = false, import_throttle = None))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, signal_scope = "group", binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, tells_first_output = false, inherits = false, tells_signals = false, import_throttle = None))]
     #[expect(
         clippy::too_many_arguments,
         clippy::fn_params_excessive_bools,
@@ -205,6 +210,7 @@ impl LaunchSpec {
         env: Option<&Bound<'_, PyAny>>,
         on_failure: &str,
         grace_s: f64,
+        signal_scope: &str,
         binding: &str,
         log_max_bytes: Option<u64>,
         collapse: bool,
@@ -222,6 +228,11 @@ impl LaunchSpec {
                 "on_failure {on_failure:?} is neither \"stop\" nor \"report\""
             )));
         };
+        let Some((_, signal_scope)) = SCOPES.iter().find(|(name, _)| *name == signal_scope) else {
+            return Err(spec_error(format!(
+                "signal_scope {signal_scope:?} is neither \"rank\" nor \"group\""
+            )));
+        };
         let Some((_, binding)) = BINDINGS.iter().find(|(name, _)| *name == binding) else {
             return Err(spec_error(format!(
                 "binding {binding:?} is not one of required, cpus_required, wanted"
@@ -236,6 +247,7 @@ impl LaunchSpec {
             inherits,
             on_failure: *on_failure,
             grace: seconds(grace_s)?,
+            signal_scope: *signal_scope,
             binding: *binding,
             logs: engine::LogOptions {
                 max_bytes: log_max_bytes,
@@ -274,6 +286,11 @@ impl LaunchSpec {
     #[getter]
     fn grace_s(&self) -> f64 {
         self.0.grace.as_secs_f64()
+    }
+
+    #[getter]
+    fn signal_scope(&self) -> &'static str {
+        name_of(&SCOPES, self.0.signal_scope)
     }
 
     #[getter]
@@ -337,6 +354,7 @@ impl LaunchSpec {
         call.count("env", effective(&self.0.env).len());
         call.keyword("on_failure", self.on_failure(), "stop")?;
         call.keyword("grace_s", self.grace_s(), 30.0)?;
+        call.keyword("signal_scope", self.signal_scope(), "group")?;
         call.keyword("binding", self.binding(), "required")?;
         call.keyword("log_max_bytes", self.log_max_bytes(), None)?;
         call.keyword("collapse", self.collapse(), false)?;
@@ -361,6 +379,7 @@ impl PartialEq for LaunchSpec {
             odd,
             on_failure,
             grace,
+            signal_scope,
             binding,
             logs,
             tells_signals,
@@ -377,6 +396,7 @@ impl PartialEq for LaunchSpec {
             && *odd == other.odd
             && *on_failure == other.on_failure
             && *grace == other.grace
+            && *signal_scope == other.signal_scope
             && *binding == other.binding
             && *logs == other.logs
             && *tells_signals == other.tells_signals

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::event::StopReason;
 use crate::signals::Moment;
-use crate::spec::OnFailure;
+use crate::spec::{OnFailure, SignalScope};
 
 /// Time that processes which outlive their workers get before they are killed.
 const STRAGGLER_GRACE: Duration = Duration::from_secs(2);
+/// Processes that workers have started are told to end so long before the end of a grace period, if they do not hear
+/// the workers' signals. Of a short grace period they get the second half.
+const HELPER_GRACE: Duration = Duration::from_secs(1);
 /// Time that the kernel gets to carry out SIGKILL. Processes that are left then are reported as survivors.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// How often a kill is repeated while processes are left.
@@ -56,6 +59,8 @@ pub(crate) enum Action {
     CheckTree,
     /// Ask processes that outlived their workers to end.
     TerminateTree,
+    /// Ask all processes but the workers to end: the grace period of the workers is nearly over.
+    TerminateHelpers,
     /// Send SIGKILL to every process of the job. If `first`, also tell the owner.
     KillTree { first: bool },
     /// Report the end of the group; `survivors` if some processes did not die.
@@ -65,9 +70,11 @@ pub(crate) enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
+    /// `helpers_due`: when the processes that the workers have started are told to end; `None` if they were told.
     /// `preempted`: the workers were only told of a preemption, not of a stop.
     Stopping {
         deadline: Instant,
+        helpers_due: Option<Instant>,
         preempted: bool,
     },
     Sweeping {
@@ -86,6 +93,7 @@ pub(crate) struct Group {
     phase: Phase,
     on_failure: OnFailure,
     grace: Duration,
+    scope: SignalScope,
     pending: usize,
     running: usize,
     stop_signal: Option<i32>,
@@ -104,7 +112,13 @@ struct Told {
 
 impl Group {
     /// `tells_signals`: a signal to the job does not change the group, only the meaning of the next signal.
-    pub(crate) fn new(workers: usize, on_failure: OnFailure, grace: Duration, tells_signals: bool) -> Self {
+    pub(crate) fn new(
+        workers: usize,
+        on_failure: OnFailure,
+        grace: Duration,
+        scope: SignalScope,
+        tells_signals: bool,
+    ) -> Self {
         let untold = Told {
             moment: Moment::Running,
             signal: None,
@@ -113,6 +127,7 @@ impl Group {
             phase: Phase::Running,
             on_failure,
             grace,
+            scope,
             pending: workers,
             running: 0,
             stop_signal: None,
@@ -128,6 +143,19 @@ impl Group {
     /// Whether the group waits for processes that outlived their workers, or for a kill.
     pub(crate) fn is_clearing(&self) -> bool {
         matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
+    }
+
+    /// Whether the processes that a worker has started are told to end when it has ended: the group is being stopped,
+    /// and they have not heard of it.
+    pub(crate) fn owes_word_to_helpers(&self) -> bool {
+        let owes = matches!(
+            self.phase,
+            Phase::Stopping {
+                helpers_due: Some(_),
+                ..
+            }
+        );
+        owes
     }
 
     /// How far the group is from its end when a signal comes.
@@ -160,7 +188,12 @@ impl Group {
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         match self.phase {
             Phase::Running | Phase::Ended => None,
-            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } => Some(deadline),
+            Phase::Stopping {
+                deadline,
+                helpers_due,
+                ..
+            } => Some(helpers_due.map_or(deadline, |due| due.min(deadline))),
+            Phase::Sweeping { deadline } => Some(deadline),
             Phase::Killing { deadline, retry } => Some(deadline.min(retry)),
         }
     }
@@ -232,12 +265,14 @@ impl Group {
             self.stop_signal.get_or_insert(number);
         }
         let wanted = now + grace;
+        let helpers_wanted = now + grace.saturating_sub(HELPER_GRACE).max(grace / 2);
         // Processes that outlive the workers get no more time than the workers.
         self.grace = self.grace.min(grace);
         match &mut self.phase {
             Phase::Running => {
                 self.phase = Phase::Stopping {
                     deadline: wanted,
+                    helpers_due: (self.scope == SignalScope::Rank).then_some(helpers_wanted),
                     preempted: false,
                 };
                 let report = Action::ReportStop {
@@ -251,19 +286,21 @@ impl Group {
             }
             Phase::Stopping {
                 deadline,
-                preempted: preempted @ true,
+                helpers_due,
+                preempted,
             } => {
-                *preempted = false;
+                let was_preempted = std::mem::take(preempted);
                 *deadline = wanted.min(*deadline);
-                vec![Action::Broadcast(signal)]
-            }
-            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } => {
-                *deadline = wanted.min(*deadline);
-                if *deadline <= now {
-                    self.start_killing(now)
+                *helpers_due = helpers_due.map(|due| due.min(helpers_wanted));
+                if was_preempted {
+                    vec![Action::Broadcast(signal)]
                 } else {
-                    Vec::new()
+                    self.kill_if_due(now)
                 }
+            }
+            Phase::Sweeping { deadline } => {
+                *deadline = wanted.min(*deadline);
+                self.kill_if_due(now)
             }
             Phase::Killing { .. } | Phase::Ended => Vec::new(),
         }
@@ -304,6 +341,15 @@ impl Group {
         }
     }
 
+    fn kill_if_due(&mut self, now: Instant) -> Vec<Action> {
+        match self.phase {
+            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } if deadline <= now => {
+                self.start_killing(now)
+            }
+            _ => Vec::new(),
+        }
+    }
+
     fn start_killing(&mut self, now: Instant) -> Vec<Action> {
         self.phase = Phase::Killing {
             deadline: now + KILL_PATIENCE,
@@ -332,13 +378,15 @@ impl Group {
     fn tick(&mut self, now: Instant) -> Vec<Action> {
         match &mut self.phase {
             Phase::Running | Phase::Ended => Vec::new(),
-            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } => {
-                if *deadline <= now {
-                    self.start_killing(now)
-                } else {
-                    Vec::new()
-                }
+            Phase::Stopping {
+                deadline,
+                helpers_due,
+                ..
+            } if *deadline > now => {
+                let due = helpers_due.take_if(|due| *due <= now);
+                due.map(|_| Action::TerminateHelpers).into_iter().collect()
             }
+            Phase::Stopping { .. } | Phase::Sweeping { .. } => self.kill_if_due(now),
             Phase::Killing { deadline, retry } => {
                 if *deadline <= now {
                     return self.end(true);

@@ -12,6 +12,8 @@ const NUMBERS: std::ops::RangeInclusive<i32> = 1..=64;
 const JOB_CONTROL: [i32; 3] = [libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
 /// Signals by which a terminal stops a background process group that reads from the terminal or writes to it.
 pub(crate) const STALLING: [i32; 2] = [libc::SIGTTIN, libc::SIGTTOU];
+/// Signals that act on processes whatever their program says, and so on all that a worker has started.
+const FORCED: [i32; 2] = [libc::SIGKILL, libc::SIGSTOP];
 /// Signals that stop the job unless a table says otherwise.
 const STOPPING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 /// Signals that are passed on to the program unless a table says otherwise.
@@ -152,6 +154,11 @@ impl Table {
             && !received.from_terminal
             && self.meaning(libc::SIGHUP) == Some(Meaning::Stop)
     }
+}
+
+/// Whether a signal to a worker concerns its whole process group in any case, as it does when the terminal sends it.
+pub(crate) fn acts_on_groups(signal: i32) -> bool {
+    FORCED.contains(&signal) || JOB_CONTROL.contains(&signal)
 }
 
 fn has(set: SignalSet, signal: i32) -> bool {

@@ -210,6 +210,19 @@ pub enum OnFailure {
     Report,
 }
 
+/// Who hears a signal to a worker.
+///
+/// SIGKILL, SIGSTOP and the signals of job control always go to the whole process group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SignalScope {
+    /// The worker's own process. What it has started is told to end when the worker has ended, or shortly before the
+    /// grace period of a stop is over.
+    Rank,
+    /// Its process group: the worker's program may be a wrapper that does not pass the signal on.
+    #[default]
+    Group,
+}
+
 /// What to do with a worker that cannot be bound to its CPUs and memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strictness {
@@ -250,6 +263,8 @@ pub struct LaunchSpec {
     pub on_failure: OnFailure,
     /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
+    /// Who hears a signal to a worker.
+    pub signal_scope: SignalScope,
     /// Whether a worker may run without its `cpus` and `memory`.
     pub binding: Strictness,
     /// What is done with the workers' output.
@@ -390,6 +405,7 @@ mod tests {
             odd: Vec::new(),
             on_failure: OnFailure::Stop,
             grace: Duration::ZERO,
+            signal_scope: SignalScope::default(),
             binding: Strictness::Required,
             logs: LogOptions::default(),
             tells_signals: false,

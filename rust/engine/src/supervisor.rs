@@ -348,6 +348,7 @@ impl Supervisor {
             }
             Action::CheckTree => self.check_tree(),
             Action::TerminateTree => self.terminate_tree(),
+            Action::TerminateHelpers => self.terminate_helpers(),
             Action::KillTree { first } => self.kill_tree(first),
             Action::End { survivors } => self.end(survivors),
         }

@@ -124,12 +124,6 @@ impl Tree {
                 .unwrap_or(false)
     }
 
-    /// Sends a signal to every process of the job.
-    pub(crate) fn signal_all(&mut self, scope: Scope<'_>, signal: Signal) -> io::Result<Reached> {
-        let members = self.members(scope)?;
-        Ok(self.send(&members, signal))
-    }
-
     /// Sends a signal to each of the members, unless its pid now belongs to another process.
     pub(crate) fn send(&mut self, members: &[Stat], signal: Signal) -> Reached {
         let mut reached = Reached::default();

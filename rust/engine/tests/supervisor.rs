@@ -17,6 +17,8 @@ mod handle;
 mod harness;
 #[path = "supervisor/remains.rs"]
 mod remains;
+#[path = "supervisor/scope.rs"]
+mod scope;
 #[path = "supervisor/start.rs"]
 mod start;
 #[path = "supervisor/streams.rs"]

@@ -53,6 +53,7 @@ IN_THE_JOB = {
     "grace": Case("7"),
     "preempt_signal": Case("USR1"),
     "preempt_grace": Case("9", with_="--preempt-signal USR1"),
+    "signal_scope": Case("group"),
     "log_dir": Case("d"),
     "redirects": Case("0:1"),
     "tee": Case("3"),

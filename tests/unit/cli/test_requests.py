@@ -31,6 +31,7 @@ LINES: dict[str, CommandLine] = {
 BOTH: dict[str, tuple[str, str, Any]] = {
     "grace": ("7", "signals.grace_s", 7.0),
     "preempt_grace": ("9", "signals.preempt_grace_s", 9.0),
+    "signal_scope": ("group", "signals.scope", "group"),
     "log_dir": ("d", "output.log_dir", "d"),
     "redirects": ("0:1", "output.redirects", "0:1"),
     "tee": ("0:2", "output.tee", "0:2"),

@@ -40,6 +40,7 @@ BOTH = {
     "grace": Case("7"),
     "preempt_signal": Case("USR2"),
     "preempt_grace": Case("9"),
+    "signal_scope": Case("group"),
     "log_dir": Case("d"),
     "redirects": Case("0:1"),
     "tee": Case("3"),

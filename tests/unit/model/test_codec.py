@@ -92,6 +92,7 @@ JOBS = st.builds(
         preempt=st.none() | st.integers(1, 64),
         preempt_grace_s=st.none() | SECONDS,
         grace_s=SECONDS,
+        scope=st.sampled_from([None, "rank", "group"]),
     ),
     output=OUTPUTS,
     placement=st.builds(PlacementRequest, bind=TEXTS, memory=st.none() | TEXTS, strict=st.booleans()),

@@ -202,6 +202,26 @@ def test_the_table_of_signals() -> None:
     assert plan.env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,40"
 
 
+@pytest.mark.parametrize(
+    "wish, environ, scope",
+    [
+        ({}, {}, "rank"),
+        ({"program": Program("module", "pkg.train")}, {}, "rank"),
+        ({"program": Program("call", "/opt/python", ("-u", "worker.py"))}, {}, "rank"),
+        ({"program": Program("program", "/opt/python", ("-u", "t.py"))}, {}, "rank"),
+        ({"program": Program("program", "nsys", ("profile", "python", "t.py"))}, {}, "group"),
+        ({"program": Program("program", "nsys"), "signal_scope": "rank"}, {}, "rank"),
+        ({"signal_scope": "group"}, {}, "group"),
+        # It may be a script of a shell.
+        ({}, {"PYTHON_EXEC": "/opt/traced"}, "group"),
+    ],
+)
+def test_a_program_that_may_be_a_wrapper_does_not_hear_signals_alone(
+    wish: dict[str, Any], environ: dict[str, str], scope: str
+) -> None:
+    assert attempt(environ=environ, **wish).signal_scope == scope
+
+
 def test_a_prefix_has_the_name_of_the_node_where_the_template_asks_for_it() -> None:
     environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${hostname}:${role_name}:${rank}: "}
     plan = planner(environ, role="r").plan(0)

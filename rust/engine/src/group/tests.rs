@@ -37,7 +37,7 @@ struct Scene {
 impl Scene {
     fn with(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
         Self {
-            group: Group::new(workers, on_failure, grace, false),
+            group: Group::new(workers, on_failure, grace, SignalScope::Group, false),
             zero: Instant::now(),
         }
     }
@@ -46,6 +46,16 @@ impl Scene {
     fn started(workers: usize, running: usize) -> Self {
         let mut scene = Self::with(workers, OnFailure::Stop, GRACE);
         for _ in 0..running {
+            scene.is(0, Input::Started, &[]);
+        }
+        scene
+    }
+
+    /// A group whose workers hear signals alone.
+    fn of_ranks(workers: usize, grace: Duration) -> Self {
+        let mut scene = Self::with(workers, OnFailure::Stop, grace);
+        scene.group.scope = SignalScope::Rank;
+        for _ in 0..workers {
             scene.is(0, Input::Started, &[]);
         }
         scene
@@ -490,7 +500,7 @@ fn a_death_after_the_end_is_no_reason_to_look_at_the_tree_again() {
 /// A running group whose owner decides what a signal does.
 fn telling(workers: usize) -> Scene {
     let mut scene = Scene::with(workers, OnFailure::Report, GRACE);
-    scene.group = Group::new(workers, OnFailure::Report, GRACE, true);
+    scene.group = Group::new(workers, OnFailure::Report, GRACE, SignalScope::Group, true);
     for _ in 0..workers {
         scene.is(0, Input::Started, &[]);
     }
@@ -521,7 +531,7 @@ fn a_signal_that_is_only_told_changes_what_the_next_one_means_and_nothing_else()
 #[test]
 fn a_signal_that_is_only_told_leaves_workers_to_be_started() {
     let mut scene = Scene::with(2, OnFailure::Stop, GRACE);
-    scene.group = Group::new(2, OnFailure::Stop, GRACE, true);
+    scene.group = Group::new(2, OnFailure::Stop, GRACE, SignalScope::Rank, true);
     scene.is(0, signalled(libc::SIGTERM), &[]);
     assert!(scene.group.may_start());
 }
@@ -547,4 +557,65 @@ fn whoever_is_told_of_signals_stops_and_kills_as_ever_and_so_does_a_lost_guard()
     };
     let killing = report(StopReason::GuardLost, libc::SIGKILL, Duration::ZERO);
     telling(1).is(0, lost, &[killing, FIRST_KILL]);
+}
+
+#[test]
+fn helpers_of_ranks_are_told_to_end_shortly_before_the_kill() {
+    // Of a grace below two seconds they get the second half.
+    for (grace_ms, told_ms) in [(10_000, 9_000), (2_000, 1_000), (1_000, 500), (2, 1)] {
+        let mut scene = Scene::of_ranks(1, GRACE);
+        scene.step(0, stop_after(grace_ms));
+        scene.next_tick_is(told_ms);
+        assert!(scene.group.owes_word_to_helpers());
+        scene.is(told_ms, Input::Tick, &[Action::TerminateHelpers]);
+        assert!(!scene.group.owes_word_to_helpers());
+        scene.next_tick_is(grace_ms);
+        scene.is(grace_ms, Input::Tick, &[FIRST_KILL]);
+    }
+}
+
+#[test]
+fn without_any_grace_helpers_of_ranks_are_killed_with_them() {
+    let mut scene = Scene::of_ranks(1, GRACE);
+    scene.step(0, stop_after(0));
+    scene.next_tick_is(0);
+    scene.is(0, Input::Tick, &[FIRST_KILL]);
+}
+
+#[test]
+fn helpers_that_hear_the_signals_are_told_nothing_more() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, stop_after(5_000));
+    assert!(!scene.group.owes_word_to_helpers());
+    scene.next_tick_is(5_000);
+}
+
+#[test]
+fn a_shorter_grace_is_shorter_for_helpers_too() {
+    let mut scene = Scene::of_ranks(1, GRACE);
+    scene.step(0, preempt(20_000));
+    scene.next_tick_is(19_000);
+    scene.is(1_000, stop_after(5_000), &[Action::Broadcast(libc::SIGTERM)]);
+    scene.next_tick_is(5_000);
+    scene.is(1_500, stop_after(1_000), &[]);
+    scene.next_tick_is(2_000);
+    scene.is(2_000, Input::Tick, &[Action::TerminateHelpers]);
+    scene.next_tick_is(2_500);
+    scene.is(2_100, stop_after(60_000), &[]);
+    scene.next_tick_is(2_500);
+    scene.is(2_200, stop_after(0), &[FIRST_KILL]);
+}
+
+#[test]
+fn only_helpers_of_a_rank_that_ends_by_a_stop_are_owed_a_word() {
+    let mut scene = Scene::of_ranks(3, GRACE);
+    scene.is(0, CLEAN, &[]);
+    assert!(!scene.group.owes_word_to_helpers());
+    scene.step(1, preempt(20_000));
+    assert!(scene.group.owes_word_to_helpers());
+    scene.is(2, FAILED, &[]);
+    scene.is(3, CLEAN, &[Action::CheckTree]);
+    scene.is(3, LEFT, &[Action::TerminateTree]);
+    assert!(!scene.group.owes_word_to_helpers());
+    scene.is(4, GONE, &[END]);
 }

@@ -190,3 +190,16 @@ fn a_guard_passes_every_signal_on_but_the_same_request_once_more() {
         assert_eq!(passage, expected, "{received:?} {is_copy} {reopens}");
     }
 }
+
+#[test]
+fn what_acts_on_processes_and_is_no_message_to_a_program_acts_on_groups() {
+    let found: Vec<i32> = NUMBERS.filter(|signal| acts_on_groups(*signal)).collect();
+    let expected = [
+        libc::SIGKILL,
+        libc::SIGCONT,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGWINCH,
+    ];
+    assert_eq!(found, expected);
+}

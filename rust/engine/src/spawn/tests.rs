@@ -14,7 +14,7 @@ use super::*;
 use crate::event::Stage;
 use crate::orphans::sharing;
 use crate::procfs::fake_root::FakeRoot;
-use crate::spec::{EnvEntry, LogOptions, OnFailure, Stdio, Strictness};
+use crate::spec::{EnvEntry, LogOptions, OnFailure, SignalScope, Stdio, Strictness};
 use crate::sys::signal;
 
 pub(super) fn entry(text: &str) -> EnvEntry {
@@ -104,6 +104,7 @@ fn start_watched(
         odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: Duration::ZERO,
+        signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,

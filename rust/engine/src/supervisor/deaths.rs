@@ -35,7 +35,9 @@ impl Supervisor {
 
     /// Collects a worker if it is dead and the kernel already shows us its death.
     pub(super) fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
-        let reaped = self.job.as_mut()?.reap(index, now, &self.poller);
+        let job = self.job.as_mut()?;
+        job.end_helpers_of(index);
+        let reaped = job.reap(index, now, &self.poller);
         let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
         if let Some(job) = &mut self.job {
             job.starting_mut().ended(index);

@@ -92,6 +92,10 @@ impl Supervisor {
         self.orphans_due = Some(Instant::now());
     }
 
+    pub(super) fn terminate_helpers(&mut self) {
+        self.with_remains(Remains::terminate);
+    }
+
     pub(super) fn kill_tree(&mut self, first: bool) {
         self.with_remains(Remains::kill_below);
         self.resume_servers();

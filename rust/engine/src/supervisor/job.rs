@@ -11,8 +11,9 @@ use crate::group::{Action, Group, Input};
 use crate::mux::Outcome;
 use crate::poller::{Poller, is_readable};
 use crate::procfs;
+use crate::signals::acts_on_groups;
 use crate::spawn::{AttemptContext, EnvTable, Prepared};
-use crate::spec::LaunchSpec;
+use crate::spec::{LaunchSpec, SignalScope, WorkerSpec};
 use crate::starting::Starting;
 use crate::supervisor::death_queue::{DeathQueue, Overdue};
 use crate::supervisor::guard_link::GuardLink;
@@ -97,6 +98,7 @@ impl Job {
                 spec.workers.len(),
                 spec.on_failure,
                 spec.grace,
+                spec.signal_scope,
                 spec.tells_signals,
             ),
             starting: Starting::new(servers, spec.import_throttle),
@@ -274,23 +276,30 @@ impl Job {
     /// Sends a signal to the worker of this index, if it runs.
     pub(super) fn signal(&self, number: i32, index: usize) {
         if let (Some(worker), Some(spec)) = (self.workers.get(index), self.spec.workers.get(index)) {
-            worker.send(number, spec.foreground);
+            worker.send(number, self.is_for_group(number, spec));
         }
     }
 
-    /// Sends a signal to all workers. A foreground worker is left out if the signal comes from the terminal and so
-    /// has reached it already. It is also left out of a SIGCONT if it is not stopped, because then the shell has
+    /// Whether a signal goes to a worker's whole process group. A foreground worker is in our guard's.
+    fn is_for_group(&self, number: i32, worker: &WorkerSpec) -> bool {
+        let is_heard_by_group = self.spec.signal_scope == SignalScope::Group || acts_on_groups(number);
+        is_heard_by_group && !worker.foreground
+    }
+
+    /// Sends a signal to all workers. A foreground worker is left out if the signal has already reached the terminal's
+    /// foreground group. It is also left out of a SIGCONT if it is not stopped, because then the shell has
     /// continued it already. An exception is SIGWINCH for a worker with a terminal that we made: the signal reached
     /// it before that terminal had the new size.
-    pub(super) fn broadcast(&self, number: i32, from_terminal: bool) {
+    pub(super) fn broadcast(&self, number: i32, reached_foreground: bool) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             let continues = number == libc::SIGCONT && !worker.is_stopped();
             let is_early = number == libc::SIGWINCH && spec.sees_own_terminal();
             // A foreground worker ignores Ctrl-\, which asks us what the workers do.
             let is_deaf = spec.foreground && number == libc::SIGQUIT;
-            let has_heard = (from_terminal && !is_early && !is_deaf) || continues;
+            let has_heard = (reached_foreground && !is_early && !is_deaf) || continues;
             if !(spec.foreground && has_heard) {
-                worker.send(if is_deaf { libc::SIGTERM } else { number }, spec.foreground);
+                let number = if is_deaf { libc::SIGTERM } else { number };
+                worker.send(number, self.is_for_group(number, spec));
             }
         }
     }
@@ -299,8 +308,20 @@ impl Job {
     pub(super) fn resume_stopped(&self) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             if worker.is_stopped() {
-                worker.send(libc::SIGCONT, spec.foreground);
+                worker.send(libc::SIGCONT, self.is_for_group(libc::SIGCONT, spec));
             }
+        }
+    }
+
+    /// Asks what a dead worker has left in its process group to end, if that has not heard of the stop. Call it before
+    /// the worker is reaped: until then its pid, which is the number of the group, is its own.
+    pub(super) fn end_helpers_of(&self, index: usize) {
+        let has_own_group = self.spec.workers.get(index).is_some_and(|spec| !spec.foreground);
+        if has_own_group
+            && self.group.owes_word_to_helpers()
+            && (self.death_of(index).is_some() || self.dead_forked(index).is_some())
+        {
+            self.workers[index].send(libc::SIGTERM, true);
         }
     }
 
@@ -505,17 +526,17 @@ impl Worker {
         }
     }
 
-    fn send(&self, number: i32, foreground: bool) {
+    fn send(&self, number: i32, to_group: bool) {
         let Some(pid) = self.pid().filter(|_| self.is_pinned()) else {
             return;
         };
         // The unreaped worker reserves its pid, and with it the number of its process group. A failure means that it
         // has just died.
-        if !foreground {
+        if to_group {
             let _ = signal::send(-pid, number);
         }
         // It may have joined another process group, whose other members are not signalled.
-        if foreground || !leads_its_group(pid) {
+        if !to_group || !leads_its_group(pid) {
             let _ = signal::send(pid, number);
         }
     }

@@ -139,19 +139,24 @@ impl Remains {
         self.known = identities(&members.unwrap_or_default());
     }
 
-    /// Asks all remaining processes to end. Returns how many processes (or process groups) were asked.
+    /// Asks all processes but the running workers to end. Returns how many processes (or process groups) were asked.
     pub(super) fn terminate(&mut self, group: Group<'_>) -> usize {
-        let count = self.signal(group, Signal::TERM);
-        self.signal(group, Signal::CONT);
-        count
-    }
-
-    fn signal(&mut self, group: Group<'_>, signal: Signal) -> usize {
-        let sent = |tree: &mut Tree, scope: Scope<'_>| tree.signal_all(scope, signal).unwrap_or_default();
-        match self.with_tree(group, true, sent) {
-            Some(reached) => reached.count,
-            None => self.signal_groups(group.leaders, signal),
+        let sent = |tree: &mut Tree, scope: Scope<'_>| {
+            let mut members = tree.members(scope).unwrap_or_default();
+            members.retain(|stat| !group.workers.contains(&stat.pid));
+            let reached = tree.send(&members, Signal::TERM);
+            tree.send(&members, Signal::CONT);
+            reached.count
+        };
+        // While workers run, what their grace period leaves is no time to read the environment of a hanging process.
+        if let Some(count) = self.with_tree(group, group.workers.is_empty(), sent) {
+            return count;
         }
+        let is_idle = |leader: &&i32| !group.workers.contains(leader);
+        let leaders: Vec<i32> = group.leaders.iter().filter(is_idle).copied().collect();
+        let count = self.signal_groups(&leaders, Signal::TERM);
+        self.signal_groups(&leaders, Signal::CONT);
+        count
     }
 
     /// Signals process groups. Without a process table, the kernel still tells whether one of our children is in a

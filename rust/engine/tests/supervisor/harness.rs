@@ -10,7 +10,9 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dsl_engine::event::{Exit, Survivor};
-use dsl_engine::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
+use dsl_engine::spec::{
+    EnvEntry, LaunchSpec, LogOptions, OnFailure, SignalScope, Stdio, Strictness, WorkerSpec,
+};
 use dsl_engine::{Event, Supervisor};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
@@ -59,6 +61,7 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: GRACE,
+        signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,

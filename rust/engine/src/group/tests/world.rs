@@ -57,9 +57,9 @@ struct World {
 }
 
 impl World {
-    fn new(workers: usize, on_failure: OnFailure, grace: Duration, immortal: bool, tells: bool) -> Self {
+    fn new(group: Group, workers: usize, immortal: bool) -> Self {
         Self {
-            group: Group::new(workers, on_failure, grace, tells),
+            group,
             now: Instant::now(),
             pending: workers,
             running: Vec::new(),
@@ -119,6 +119,11 @@ impl World {
             }
             Action::CheckTree => self.look(),
             Action::TerminateTree => self.strays.retain(|obeys| !obeys),
+            Action::TerminateHelpers => {
+                assert!(self.group.scope == SignalScope::Rank && !self.running.is_empty());
+                assert!(self.deadline.is_some_and(|deadline| self.now < deadline));
+                self.strays.retain(|obeys| !obeys);
+            }
             Action::KillTree { .. } => self.kill(),
             Action::ReportStop { grace, .. } => {
                 self.deadline.get_or_insert(self.now + grace);
@@ -258,6 +263,7 @@ impl World {
         let first_kills = self.count(|action| *action == FIRST_KILL);
         let broadcasts_max = reports + usize::from(self.preempted);
         assert!(reports <= 1 && broadcasts <= broadcasts_max && first_kills <= 1);
+        assert!(self.count(|action| *action == Action::TerminateHelpers) <= 1);
         assert!(broadcasts == 0 || self.immortal || self.is_empty());
     }
 }
@@ -269,11 +275,14 @@ proptest! {
         report in any::<bool>(),
         grace_ms in 0..4_000u64,
         immortal in any::<bool>(),
+        ranks in any::<bool>(),
         tells in any::<bool>(),
         events in prop::collection::vec(event(), 0..60),
     ) {
         let on_failure = if report { OnFailure::Report } else { OnFailure::Stop };
-        let mut world = World::new(workers, on_failure, Duration::from_millis(grace_ms), immortal, tells);
+        let scope = if ranks { SignalScope::Rank } else { SignalScope::Group };
+        let group = Group::new(workers, on_failure, Duration::from_millis(grace_ms), scope, tells);
+        let mut world = World::new(group, workers, immortal);
         for event in events {
             let was_over = world.has_ended();
             world.happen(event);
@@ -292,7 +301,8 @@ proptest! {
         delays in prop::collection::vec((0..2_000u64, 0..60_000u64), 0..6),
     ) {
         let grace = Duration::from_millis(grace_ms);
-        let mut world = World::new(workers, OnFailure::Stop, GRACE, false, false);
+        let group = Group::new(workers, OnFailure::Stop, GRACE, SignalScope::Group, false);
+        let mut world = World::new(group, workers, false);
         for _ in 0..workers {
             world.happen(Event::Start { obeys: false });
         }

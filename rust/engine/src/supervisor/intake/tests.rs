@@ -11,7 +11,7 @@ use crate::guard::{Agent, is_parent};
 use crate::orphans::sharing;
 use crate::signals::Table;
 use crate::spawn::open_files_limit;
-use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
+use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, SignalScope, Stdio, Strictness, WorkerSpec};
 use crate::sys::signal::SignalSet;
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -59,6 +59,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: GRACE,
+        signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
