@@ -6,6 +6,7 @@ import functools
 import os
 import pty
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -177,6 +178,61 @@ def test_a_terminal_that_hangs_up_ends_the_job(
         until(lambda: not any(process and processes.alive(process) for process in found))
     # The kernel also continues whoever is in the foreground, as the worker that reads the terminal is.
     assert {number for _, number in _caught(tmp_path)} - {signal.SIGCONT} == {signal.SIGHUP}
+    assert _hang_ups(tmp_path, pids) == [1, 1]
+
+
+# It passes SIGHUP on to its child, the foreground group's first process, alone.
+_INIT = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    os.execv(sys.argv[1], sys.argv[1:])
+signal.signal(signal.SIGHUP, lambda number, _: os.kill(child, number))
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def _hang_ups(directory: Path, pids: list[int]) -> list[int]:
+    """How often each worker has heard that the terminal has gone away."""
+    caught = _caught(directory)
+    return [caught[pid, signal.SIGHUP] for pid in pids]
+
+
+@pytest.mark.guarantee("G1")
+@pytest.mark.parametrize(
+    "words, most",
+    [
+        ((), 1),
+        (("/bin/sh", "-c", '"$@"; exit $?', "sh"), 1),
+        # Whether the leader of the session has told the group cannot be known.
+        ((sys.executable, "-c", _INIT), 1),
+        (("/bin/bash", "--norc", "-i", "-c", '"$@"; exit $?', "bash"), 3),
+    ],
+    ids=["alone", "of-a-script", "of-an-init", "of-a-shell"],
+)
+def test_a_hang_up_reaches_every_worker_whoever_leads_the_session(
+    words: tuple[str, ...], most: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """Alone is ``ssh -t host dsl``, ``tmux new-session dsl``, ``docker run -it``: the kernel tells the leader only."""
+    line = [
+        *words,
+        *_line(dsl_command, testchild, tmp_path, "await", "HUP", "1", "sleep", "100", "exit", "0"),
+    ]
+    leader, keyboard = pty.fork()
+    if leader == 0:
+        os.execv(line[0], line)
+    try:
+        pids = _pids(tmp_path)
+        found = [processes.find(pid) for pid in pids]
+    finally:
+        os.close(keyboard)
+    until(lambda: not any(process and processes.alive(process) for process in found))
+    os.waitpid(leader, 0)
+    assert all(1 <= times <= most for times in _hang_ups(tmp_path, pids)), _caught(tmp_path)
 
 
 @pytest.mark.guarantee("G2", "G3")

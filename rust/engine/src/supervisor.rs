@@ -78,7 +78,8 @@ pub struct Supervisor {
     consoles: Arc<Consoles>,
     survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
-    from_terminal: bool,
+    /// Whether the signal that is handled now has reached the terminal's foreground group by itself.
+    reached_foreground: bool,
     job_control: JobControl,
     /// Where views into the job call, if they may.
     callers: Option<Callers>,
@@ -127,7 +128,7 @@ impl Supervisor {
             consoles: Arc::new(Consoles::new()?),
             survivors: Vec::new(),
             orphans_due: None,
-            from_terminal: false,
+            reached_foreground: false,
             job_control: JobControl::default(),
             callers: None,
             latest: None,

@@ -74,7 +74,7 @@ impl Supervisor {
         }
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
-        job.broadcast(signal, self.from_terminal);
+        job.broadcast(signal, self.reached_foreground);
         job.resume_stopped();
     }
 

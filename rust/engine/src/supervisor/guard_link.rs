@@ -74,6 +74,17 @@ impl GuardLink {
         self.requests.asks(&self.table, received, now)
     }
 
+    /// Whether the signal has also reached the other processes of the terminal's foreground group, as a key does.
+    ///
+    /// A terminal that hangs up tells only the leader of its session. If that is our guard, nobody else has heard. If it
+    /// is another process, the kernel tells the group when the leader ends. If the leader tells us itself, it may have
+    /// told the guard alone: a shell tells the group, and `tini` its child. A worker had better hear of it twice than
+    /// never.
+    pub(super) fn has_reached_foreground(&self, received: Received, session_leader: i32) -> bool {
+        let is_by_kernel = received.sender == 0 && session_leader != self.guard_pid;
+        received.from_terminal && (received.signal != libc::SIGHUP || is_by_kernel)
+    }
+
     /// Whether the signal says that the guard is dead.
     pub(super) fn is_end_of_guard(&self, received: Received) -> bool {
         received.signal == GUARD_DEATH && self.guard.is_none() && !is_parent(self.guard_pid)

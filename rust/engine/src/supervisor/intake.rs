@@ -10,6 +10,7 @@ use crate::signals::{Meaning, Moment, Verdict};
 use crate::supervisor::guard_link::GuardLink;
 use crate::supervisor::job::Job;
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
+use crate::sys::session_leader;
 use crate::sys::signal::Received;
 
 /// The longest time that a guard needs to pass on a signal.
@@ -164,9 +165,9 @@ impl Supervisor {
                 },
             },
         };
-        self.from_terminal = received.from_terminal;
+        self.reached_foreground = self.has_reached_foreground(received);
         self.step(input);
-        self.from_terminal = false;
+        self.reached_foreground = false;
     }
 
     /// Remembers a signal to end the job. A group that ends for another reason might be followed by another attempt,
@@ -217,8 +218,13 @@ impl Supervisor {
             // The workers get the signal once their terminals have the new size.
             mux.resize(received.from_terminal);
         } else if let Some(job) = &self.job {
-            job.broadcast(received.signal, received.from_terminal);
+            job.broadcast(received.signal, self.has_reached_foreground(received));
         }
+    }
+
+    fn has_reached_foreground(&self, received: Received) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.has_reached_foreground(received, session_leader()))
     }
 
     pub(super) fn guard_lost(&mut self) {

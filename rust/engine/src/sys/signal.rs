@@ -166,7 +166,7 @@ pub(crate) fn intake(set: SignalSet) -> io::Result<OwnedFd> {
 pub(crate) struct Received {
     /// Its number.
     pub(crate) signal: i32,
-    /// The terminal made it (Ctrl-C, Ctrl-Z, hang-up), so every foreground process got it too.
+    /// The terminal made it: by a key (Ctrl-C, Ctrl-Z), which every foreground process got too, or by hanging up.
     pub(crate) from_terminal: bool,
     /// The process that sent it by `kill(2)`, even if a guard has passed it on. 0 for a signal of any other origin,
     /// and for a sender outside the pid namespace.

@@ -560,3 +560,28 @@ fn a_lost_guard_ends_also_a_group_whose_owner_is_told_of_signals() {
     assert_eq!(scene.end(), (None, None));
     assert_eq!(scene.endings(), [(0, killed(), true)]);
 }
+
+#[test]
+fn a_key_reaches_the_foreground_group_and_a_hang_up_only_when_the_kernel_tells_the_group() {
+    let scene = Scene::new(None, parent());
+    let guard = parent();
+    let shell = guard + 1;
+    for (signal, from_terminal, sender, leader, expected) in [
+        (libc::SIGINT, true, 0, guard, true),
+        (libc::SIGTSTP, true, 0, shell, true),
+        (libc::SIGHUP, true, 0, shell, true),
+        (libc::SIGHUP, true, 0, guard, false),
+        (libc::SIGHUP, true, shell, shell, false),
+        (libc::SIGHUP, false, 1, shell, false),
+        (libc::SIGINT, false, shell, shell, false),
+    ] {
+        let received = Received {
+            from_terminal,
+            sender,
+            ..Received::own(signal)
+        };
+        let link = scene.supervisor.link.as_ref().unwrap();
+        let reached = link.has_reached_foreground(received, leader);
+        assert_eq!(reached, expected, "{received:?}, session of {leader}");
+    }
+}
