@@ -46,6 +46,7 @@ __all__ = [
     "__version__",
     "build_info",
     "connect",
+    "is_in_job",
     "kernel_interfaces",
     "probe_port",
     "vitals",
@@ -54,6 +55,7 @@ __all__ = [
     "warm_digest",
     "warm_key",
     "warm_listen",
+    "warm_obstacle",
 ]
 
 __version__: str
@@ -914,6 +916,18 @@ def warm_key(words: Sequence[bytes], environ: Sequence[bytes]) -> bytes:
 def warm_digest(key: bytes) -> str:
     """32 hexadecimal digits for a key."""
 
+def warm_obstacle() -> str:
+    """Why no warm server may fork the workers of this command, as a clause; empty if one may.
+
+    A tracer or a sandbox (seccomp, Landlock) holds only for what descends from this command.
+    """
+
+def is_in_job() -> bool:
+    """Whether this process belongs to a job, which would end what it leaves behind.
+
+    The kernel says that, also if the variables of this process were cleared.
+    """
+
 def warm_listen(folder: _Path, name: str) -> int:
     """Listen at a new socket, in a folder of this user alone, which is made if it is missing.
 
@@ -938,7 +952,8 @@ def warm_call(
     ``stop``: end after the jobs that run. ``stay_s``: seconds that the server stays after its last job, 0: as
     long as earlier callers wanted; ``memory``: bytes that all warm servers of the user may use.
 
-    Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait.
+    Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait,
+    PermissionError if the server would end with a job that this process does not belong to.
     """
 
 def warm_answer(fd: int, timeout_s: float) -> bytes | None:

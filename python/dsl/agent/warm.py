@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from dsl._core import warm_answer, warm_call, warm_digest, warm_key, warm_listen
+from dsl._core import is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen, warm_obstacle
 from dsl._record import Record
 from dsl.forkserver.server_command import MARK, NEW, READY, words_of
 from dsl.machine.sockets import find_sockets, remove_socket
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     Purpose = Literal["serve", "hold"]
 else:
     import _signal
-
-JOBS_VARIABLE = "DSL_JOB_ID"
-"""Names the jobs that this process belongs to."""
 
 
 class WarmCall(Record):
@@ -57,9 +54,15 @@ class WarmCalls:
                 f"what the workers import is kept for {stay_s[0]:g} s after the job: dsl-warm stop ends that"
             )
             return (Notice("info", text, is_made=True),)
+        if all(found for _, found in self._calls):
+            return ()
+        why = warm_obstacle()
         if any(found is None for _, found in wanted):
-            text = "start method warm: no server can be kept from here, so it ends with the job"
+            here = "no server can be kept from here"
+            text = f"start method warm: {why or here}, so the server ends with the job"
             return (Notice("info", text, is_made=True),)
+        if why:
+            return (Notice("detail", f"start method auto: no warm server, {why}", is_made=True),)
         return ()
 
     def settle(self, plan: NodePlan) -> NodePlan:
@@ -96,18 +99,20 @@ def call(
 ) -> WarmCall | None:
     """Call the warm server of this kind; None if there is none.
 
-    A missing server is started with the signal mask ``start_mask``, if there is one; but not below another
-    job, which would end it.
+    A missing server is started with the signal mask ``start_mask``, if there is one; but not below a job,
+    which would end it.
     """
     warm = server.warm
     assert warm is not None
+    if warm_obstacle():
+        return None
     words, key = _key_of(server, warm)
     digest = warm_digest(key)
     for folder, name in _servers(digest):
         found = _call(folder, name, purpose, key, warm)
         if found is not None:
             return found
-    if start_mask is None or warm.only_if_there or JOBS_VARIABLE in os.environ:
+    if start_mask is None or warm.only_if_there or is_in_job():
         return None
     for folder in socket_folders():
         name = f"{digest}-{os.urandom(4).hex()}{NEW}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from dsl._core import warm_obstacle
 from dsl._record import replace
 from dsl.cli.command import Command
 from dsl.cli.options_warm import NAME, make_parser
@@ -162,7 +163,8 @@ def _start(line: Sequence[str], preload: str | None) -> int:
     calls = [(one, call(one, start_mask=mask, purpose="hold")) for one in servers]
     for server, found in calls:
         if found is None:
-            raise DslError("no warm server can be started here")
+            why = warm_obstacle()
+            raise DslError(f"no warm server can be started here{why and ': '}{why}")
         why = answer(found, IMPORT_S)
         if why:
             raise DslError(f"the warm server {why}")

@@ -88,7 +88,10 @@ mod _core {
     #[pymodule_export]
     use super::supervisor::Supervisor;
     #[pymodule_export]
-    use super::warm::{WarmCall, WarmDoor, warm_answer, warm_call, warm_digest, warm_key, warm_listen};
+    use super::warm::{
+        WarmCall, WarmDoor, is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen,
+        warm_obstacle,
+    };
     #[pymodule_export]
     use super::{build_info, kernel_interfaces, probe_port, vitals};
 

@@ -45,6 +45,18 @@ pub(crate) fn warm_digest(key: &[u8]) -> String {
     warm::digest(key)
 }
 
+/// Why no warm server may fork the workers of this command; empty if one may.
+#[pyfunction]
+pub(crate) fn warm_obstacle() -> &'static str {
+    warm::obstacle().unwrap_or_default()
+}
+
+/// Whether this process belongs to a job, which would end what it leaves behind.
+#[pyfunction]
+pub(crate) fn is_in_job() -> bool {
+    warm::is_in_job()
+}
+
 /// Listen at a new socket, and return the number of its descriptor.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any path")]

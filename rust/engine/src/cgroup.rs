@@ -57,6 +57,13 @@ pub(crate) fn above_jobs(lines: &str) -> String {
     lines.lines().map(above).collect()
 }
 
+/// Whether lines of `/proc/<pid>/cgroup` lead into the cgroup of a job.
+pub(crate) fn is_of_job(lines: &str) -> bool {
+    lines
+        .lines()
+        .any(|line| line.split('/').any(|name| owner_of(name).is_some()))
+}
+
 /// The directory of the caller's own cgroup in the v2 hierarchy.
 pub fn own_dir() -> Result<PathBuf, Unavailable> {
     let read = |path: &str| {
@@ -282,6 +289,7 @@ mod tests {
         ] {
             let lines = format!("1:cpu:/x\n0::{path}\n");
             assert_eq!(above_jobs(&lines), format!("1:cpu:/x\n0::{expected}\n"));
+            assert_eq!(is_of_job(&lines), path.contains(token), "{path}");
         }
     }
 }

@@ -239,6 +239,39 @@ impl ProcFs {
         Ok(false)
     }
 
+    /// Parent, grandparent and so on of a process, as far as they can be seen and without pid 1.
+    pub(crate) fn ancestors(&mut self, mut pid: i32) -> Vec<i32> {
+        let mut found = Vec::new();
+        while found.len() < GENERATIONS {
+            pid = self.stat(pid).map_or(0, |stat| stat.ppid);
+            if pid <= 1 {
+                break;
+            }
+            found.push(pid);
+        }
+        found
+    }
+
+    /// The command line of a process without its last words; empty if it cannot be seen.
+    pub(crate) fn words_before(&mut self, pid: i32, last: usize) -> Vec<u8> {
+        let line = self.starts(pid, "cmdline").unwrap_or_default();
+        let line = line.strip_suffix(b"\0").unwrap_or(line);
+        line.rsplitn(last + 1, |&byte| byte == 0)
+            .nth(last)
+            .unwrap_or_default()
+            .to_vec()
+    }
+
+    /// Whether a process was started with a variable of this name; `false` if we may not see that.
+    pub(crate) fn was_started_with(&mut self, pid: i32, key: &[u8]) -> bool {
+        let environ = read_whole(&self.dir, path(&mut self.name, pid, "environ"), &mut self.text);
+        environ.unwrap_or_default().split(|&byte| byte == 0).any(|entry| {
+            entry
+                .strip_prefix(key)
+                .is_some_and(|rest| rest.first() == Some(&b'='))
+        })
+    }
+
     /// Whether the process was started with the variable `key`, with `token` as an item of its `:`-separated value.
     /// `false` if the process is gone or we may not read its environment.
     ///

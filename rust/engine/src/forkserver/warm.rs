@@ -10,10 +10,12 @@
 
 mod door;
 mod identity;
+mod place;
 mod request;
 mod standing;
 
 pub(super) use door::end_descendants;
 pub use door::{Call, Door};
 pub use identity::{digest, key};
+pub use place::{is_in_job, obstacle};
 pub use request::{Purpose, Request, ask, join, listen};

@@ -12,6 +12,7 @@
 pub(crate) mod clone;
 pub(crate) mod exit;
 pub(crate) mod face;
+pub(crate) mod landlock;
 pub(crate) mod memory;
 pub(crate) mod signal;
 pub(crate) mod wait;

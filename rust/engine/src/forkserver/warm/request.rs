@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Pid;
 
+use super::place;
 use crate::folder::PrivateFolder;
 use crate::forkserver::message::{Reader, Writer};
 use crate::forkserver::socket;
@@ -94,14 +96,20 @@ pub fn listen(folder: &Path, name: &str) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Calls the server at a socket of this name. Fails with `ConnectionRefused` if it is gone, and with `WouldBlock` if too many
-/// calls wait there.
+/// Calls the server at a socket of this name. Fails with `ConnectionRefused` if it is gone, with `WouldBlock` if too many
+/// calls wait there, and with `PermissionDenied` if it would end with a job that this process does not belong to.
 pub fn join(folder: &Path, name: &str, request: &Request) -> io::Result<OwnedFd> {
     let call = new_socket()?;
     let folder = PrivateFolder::open_existing(folder)?;
     rustix::io::ioctl_fionbio(&call, true)?;
     rustix::net::connect(&call, &SocketAddrUnix::new(folder.place(name))?)?;
     rustix::io::ioctl_fionbio(&call, false)?;
+    if matches!(request.purpose, Purpose::Serve | Purpose::Hold) {
+        let server = Pid::as_raw(Some(rustix::net::sockopt::socket_peercred(&call)?.pid));
+        if !place::is_safe(server) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+    }
     let file = File::from(memfd_create(c"dsl-request", MemfdFlags::CLOEXEC)?);
     file.write_all_at(&request.encode(), 0)?;
     socket::send(&call, b"request", &[file.as_fd()], false)?;
