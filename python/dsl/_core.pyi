@@ -17,6 +17,7 @@ __all__ = [
     "Exit",
     "Exited",
     "FdStream",
+    "FileMarks",
     "ForkLink",
     "ForkOrder",
     "ForkServerLost",
@@ -958,6 +959,24 @@ def warm_call(
 
 def warm_answer(fd: int, timeout_s: float) -> bytes | None:
     """Wait for the answer to a call and close the connection. None: there is none in this time."""
+
+@final
+class FileMarks:
+    """Files as they were when they were marked; a file that cannot be seen has a mark of its own.
+
+    A mark is made of inode, size, and the times of the last change of content and of state: nobody can set
+    the latter. ``kinds_only``: of the kind of a file, so only that it comes, goes or becomes a directory
+    counts.
+    """
+
+    def __new__(cls, paths: Sequence[str], *, kinds_only: bool = False) -> Self:
+        """Mark these files."""
+    def changed(self) -> list[str]:
+        """The paths that do not lead to what they led to."""
+    def since(self, time_ns: int) -> list[str]:
+        """The files whose state had changed at this time or later when they were marked."""
+    def renew(self, paths: Sequence[str]) -> None:
+        """Mark these files as they are now."""
 
 @final
 class WarmDoor:

@@ -11,7 +11,8 @@ import os
 import random
 import shutil
 import venv
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from kit.waiting import until
 from tests.support.warm import Place
 
 pytestmark = pytest.mark.timeout(600)
+
+Edit = Callable[[], object]
 
 SCRIPT = """
 import json, os, sys
@@ -28,6 +31,7 @@ found = {{
                 if getattr(module, "VALUE", None) is not None}},
     "files": {{name: sys.modules[name].__file__ for name in ("tiny", "other") if name in sys.modules}},
     "path": [one for one in sys.path],
+    "program": os.readlink("/proc/self/exe"),
     "variables": sorted(item for item in os.environ.items() if item[0].startswith("SEEN_")),
     "versions": None,
 }}
@@ -55,6 +59,7 @@ class World:
         # `dsl` is found by the command, whose interpreter is another one.
         self.script = self.project / "train.py"
         self.more: dict[str, str] = {}
+        self.preload: tuple[str, ...] = ()
         self.module("tiny", "1")
         self.module("other", "1")
         self.imports("tiny")
@@ -66,8 +71,9 @@ class World:
         path.write_text(f"VALUE = {value}\n")
         return path
 
-    def imports(self, *names: str) -> None:
-        """Write the script."""
+    def imports(self, *names: str, preload: bool = False) -> None:
+        """Write the script. ``preload``: of modules that do not lie where packages are installed."""
+        self.preload = ("--preload", ",".join(names)) if preload else ()
         self.script.write_text(SCRIPT.format(imports=", ".join(names), early=" ".join(names)))
 
     def run(self, method: str) -> tuple[dict[str, object], int]:
@@ -75,7 +81,7 @@ class World:
         self._runs += 1
         out = self.project / f"out.{self._runs}"
         environ = self.place.environ(self.more)
-        words = self.place.command(str(self.script), str(out), method=method)
+        words = self.place.command(*self.preload, str(self.script), str(out), method=method)
         import subprocess
 
         done = subprocess.run(
@@ -223,6 +229,137 @@ def test_after_an_edit_a_worker_sees_what_an_executed_one_sees(world: World, edi
     edit(world)  # type: ignore[operator]
     assert world.differs() is None
     assert world.run("spawn")[0] != before or edit is _new_pth, "the edit has changed nothing"
+    assert world.differs() is None
+
+
+def _put_into(archive: Path, value: str) -> None:
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("inside.py", f"VALUE = {value}\n")
+        file.writestr("below/deep.py", f"VALUE = {value}\n")
+
+
+def _archive(world: World) -> Edit:
+    archive = world.project / "many.zip"
+    _put_into(archive, "1")
+    world.more["PYTHONPATH"] = f"{archive}:{archive}/below"
+    world.imports("tiny", "inside", "deep", preload=True)
+    return lambda: _put_into(archive, "'another'")
+
+
+def _archive_of_a_pth(world: World) -> Edit:
+    archive = world.project / "many.egg"
+    (world.site / "many.pth").write_text(f"{archive}\n")
+    return lambda: _put_into(archive, "1")
+
+
+def _folder_that_a_pth_names(world: World) -> Edit:
+    (world.site / "more.pth").write_text(f"# folders\n{world.project / 'later'}\n")
+    return (world.project / "later").mkdir
+
+
+def _user_site(world: World) -> Edit:
+    config = world.site.parents[2] / "pyvenv.cfg"
+    config.write_text(config.read_text().replace("packages = false", "packages = true"))
+    world.more["PYTHONUSERBASE"] = str(world.project / "user")
+    name = world.site.parent.name
+    return lambda: (world.project / "user" / "lib" / name / "site-packages").mkdir(parents=True)
+
+
+def _another_interpreter(world: World) -> Edit:
+    """A link on the way to the interpreter is switched."""
+    first, current = world.python.resolve(), world.project / "current"
+    world.python.unlink()
+    world.python.symlink_to(current)
+    current.symlink_to(first)
+
+    def switch() -> None:
+        shutil.copy(first, world.project / "another")
+        current.unlink()
+        current.symlink_to("another")
+
+    return switch
+
+
+def _library_before_another(world: World) -> Edit:
+    """A library with the name of one that is loaded, where the loader looks first."""
+    [library] = [
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line
+    ][:1]
+    folder = world.project / "libraries"
+    folder.mkdir()
+    world.more["LD_LIBRARY_PATH"] = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    text = f"VALUE = [line.split()[-1] for line in open('/proc/self/maps') if '{Path(library).name}' in line][0]\n"
+    (world.site / "tiny.py").write_text(f"import math\n{text}")
+    return lambda: shutil.copy(library, folder)
+
+
+def _file_that_is_read(world: World) -> Edit:
+    data = world.site / "tiny.txt"
+    data.write_text("first")
+    (world.site / "tiny.py").write_text(f"VALUE = open({str(data)!r}).read()\n")
+    return lambda: data.write_text("second")
+
+
+def _file_that_is_read_as_a_path(world: World) -> Edit:
+    (world.project / "settings.ini").write_text("first")
+    (world.site / "tiny.py").write_text("import pathlib\nVALUE = pathlib.Path('settings.ini').read_text()\n")
+    return lambda: (world.project / "settings.ini").write_text("second")
+
+
+def _file_that_was_missing(world: World) -> Edit:
+    text = "import os\nVALUE = os.path.exists('settings.ini')\n"
+    (world.site / "tiny.py").write_text(text)
+    return (world.project / "settings.ini").touch
+
+
+def _file_that_could_not_be_opened(world: World) -> Edit:
+    text = "try:\n    VALUE = open('settings.ini').read()\nexcept OSError:\n    VALUE = 'none'\n"
+    (world.site / "tiny.py").write_text(text)
+    return lambda: (world.project / "settings.ini").write_text("some")
+
+
+def _folder_that_is_listed(world: World) -> Edit:
+    (world.project / "plugins").mkdir()
+    (world.site / "tiny.py").write_text("import glob\nVALUE = sorted(glob.glob('plugins/*.plugin'))\n")
+    return (world.project / "plugins" / "a.plugin").touch
+
+
+def _part_of_a_package(world: World) -> Edit:
+    """A folder of a package without a text of its own, which takes all folders of its name."""
+    (world.site / "spread").mkdir()
+    (world.site / "spread" / "one.py").write_text("VALUE = 1\n")
+    text = "import spread.one\nVALUE = len(list(spread.__path__))\n"
+    (world.site / "tiny.py").write_text(text)
+    return (world.project / "spread").mkdir
+
+
+def _module_in_a_package(world: World) -> Edit:
+    (world.site / "package").mkdir()
+    (world.site / "package" / "__init__.py").write_text(
+        "try:\n    from package import fast as one\nexcept ImportError:\n    one = None\nVALUE = bool(one)\n"
+    )
+    world.imports("tiny", "package")
+    return lambda: (world.site / "package" / "fast.py").write_text("")
+
+
+PREPARED = [
+    _archive, _archive_of_a_pth, _folder_that_a_pth_names, _user_site, _another_interpreter,
+    _library_before_another,
+    _file_that_is_read, _file_that_is_read_as_a_path, _file_that_was_missing, _file_that_could_not_be_opened,
+    _folder_that_is_listed, _part_of_a_package, _module_in_a_package,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prepare", PREPARED, ids=[one.__name__.strip("_") for one in PREPARED])
+def test_what_a_start_would_read_is_read_again(world: World, prepare: Callable[[World], Edit]) -> None:
+    """What comes, goes or changes where a start looks, although no module that was imported lies there."""
+    edit = prepare(world)
+    world.settle()
+    before = world.run("spawn")[0]
+    edit()
+    assert world.differs() is None
+    assert world.run("spawn")[0] != before, "the edit has changed nothing"
+    world.settle()
     assert world.differs() is None
 
 

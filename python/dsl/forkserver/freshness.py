@@ -1,7 +1,7 @@
-"""Whether the files that an interpreter has read are still what they were.
+"""Whether an interpreter that starts now would read what this one has read.
 
-A file is known by inode, size, and the times of its last change of content and of state: nobody can set the
-latter. A folder in which modules are searched is known by the names there that an import could find.
+A file is known by its `FileMarks`, a folder by the names there that matter: those that an import or the
+loader of libraries could find, or all if a module has listed it.
 """
 
 from __future__ import annotations
@@ -9,74 +9,94 @@ from __future__ import annotations
 import os
 import sys
 
+from dsl._core import FileMarks
+from dsl.forkserver import searched
+from dsl.forkserver.reads import names_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    Mark: TypeAlias = tuple[int, int, int, int] | None
+    from dsl.forkserver.reads import Reads
+
+    Names = frozenset[str] | None
 
 # Times of files come from a clock that may be so late.
 _CLOCK_NS = 50_000_000
 _OF_A_PACKAGE = ("METADATA", "PKG-INFO", "RECORD", "entry_points.txt", "direct_url.json")
 _OF_THE_SYSTEM = ("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/locale.alias")
-
-
-def mark_of(path: str) -> Mark:
-    """What tells a file from its later versions; None if it cannot be seen."""
-    try:
-        about = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+_LAST_PARTS = (".pth", ".dist-info", ".egg-info", ".egg-link")
 
 
 class Snapshot:
-    """What this process has read. ``begin_ns``: CLOCK_REALTIME before it read the first file."""
+    """What this process has read, and where it has looked.
 
-    def __init__(self, texts: Iterable[str], begin_ns: int) -> None:
-        self._files = {path: mark_of(path) for path in _files()}
-        self._folders = {path: (mark_of(path), _names(path)) for path in _folders()}
-        self._since_ns = begin_ns - _CLOCK_NS
-        self._texts = {path: self._certain(path) for path in texts}
+    ``texts``: files that name imports; ``begin_ns``: CLOCK_REALTIME before the first file was read;
+    ``reads``: what modules have read themselves.
+    """
+
+    def __init__(self, texts: Collection[str], begin_ns: int, reads: Reads) -> None:
+        folders, archives = _divided(searched.folders())
+        files = {*_files(folders), *archives, *reads.files()}
+        self._files = FileMarks(sorted(files.difference(texts)))
+        self.doubtful = self._files.since(begin_ns - _CLOCK_NS)
+        """Files that may have changed after they were read, but before they were marked."""
+        self._kinds = FileMarks(sorted(reads.asked.union(searched.missing()).difference(files, texts)))
+        self._folders = FileMarks([*folders, *reads.listed])
+        self._names: list[tuple[Callable[[str], Names], dict[str, Names]]] = [
+            (_names, {path: _names(path) for path in folders}),
+            (names_in, dict(reads.listed)),
+        ]
         # `gc.freeze` keeps such a circle for ever: to free it each worker would write to all of its pages.
-        self._kept = self
-        self.doubtful = [path for path, mark in self._files.items() if self._is_doubtful(mark)]
-
-    def _is_doubtful(self, mark: Mark) -> bool:
-        """Whether a file may have changed before it was marked, but after it was read."""
-        return mark is not None and mark[3] >= self._since_ns
-
-    def _certain(self, path: str) -> Mark:
-        """The mark of a text; one that no file has if it is doubtful, so that it is read again."""
-        mark = mark_of(path)
-        return (0, 0, 0, 0) if self._is_doubtful(mark) else mark
+        self._kept = self, reads
+        self.take_texts(texts, begin_ns)
 
     def changed(self) -> str:
         """The first path that is not what it was; empty if all are."""
-        for path, mark in self._files.items():
-            if mark_of(path) != mark:
-                return path
-        for path, (mark, names) in self._folders.items():
-            now = mark_of(path)
-            if now == mark:
-                continue
-            if _names(path) != names:
-                return path
-            self._folders[path] = (now, names)
+        changed = self._files.changed() or self._kinds.changed()
+        if changed:
+            return changed[0]
+        touched = self._folders.changed()
+        for names_of, known in self._names:
+            for path in touched:
+                if path in known and names_of(path) != known[path]:
+                    return path
+        self._folders.renew(touched)
         return ""
 
     def has_new_texts(self) -> bool:
         """Whether a text that names imports is not what it was."""
-        return any(mark_of(path) != mark for path, mark in self._texts.items())
+        return self._has_doubts or bool(self._texts.changed())
 
     def take_texts(self, texts: Iterable[str], begin_ns: int) -> None:
         """Note the texts as they are. They were read again, the first one after ``begin_ns``."""
-        self._since_ns = begin_ns - _CLOCK_NS
-        self._texts = {path: self._certain(path) for path in texts}
+        self._texts = FileMarks([*texts])
+        self._has_doubts = bool(self._texts.since(begin_ns - _CLOCK_NS))
 
 
-def _files() -> Iterator[str]:
+def _divided(paths: Iterable[str]) -> tuple[list[str], set[str]]:
+    """The paths that lead to folders or to nothing, and the archives that the other ones lead into."""
+    found: dict[str, None] = {}
+    archives = set()
+    for path in paths:
+        if os.path.isdir(path):
+            found[path] = None
+        elif (archive := _archive_of(path)) != path or os.path.isfile(path):
+            archives.add(archive)
+        else:
+            found[path] = None
+    return list(found), archives
+
+
+def _archive_of(path: str) -> str:
+    """The file that has this path inside, such as a zip archive; the path itself if there is none."""
+    above = path
+    while above and not os.path.exists(above):
+        above = above.rpartition("/")[0]
+    return above if above != path and os.path.isfile(above) else path
+
+
+def _files(folders: Iterable[str]) -> Iterator[str]:
     main = sys.modules["__main__"]
     for module in list(sys.modules.values()):
         if module is main:
@@ -85,40 +105,30 @@ def _files() -> Iterator[str]:
         space = object.__getattribute__(module, "__dict__") if isinstance(module, type(sys)) else {}
         path = space.get("__file__")
         if isinstance(path, str):
-            yield path
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            path = line.rstrip("\n").partition("/")[2]
-            if path and not path.startswith(("dev/", "memfd:")):
-                yield f"/{path}"
+            yield _archive_of(path)
+    yield from searched.mapped_files()
     yield from _OF_THE_SYSTEM
-    for folder in _folders():
-        for name in _listed(folder):
+    yield from searched.settings()
+    for folder in folders:
+        for name in names_in(folder) or ():
             if name.endswith(".pth"):
                 yield os.path.join(folder, name)
             elif name.endswith((".dist-info", ".egg-info")):
                 yield from [os.path.join(folder, name, one) for one in _OF_A_PACKAGE]
-    yield os.path.join(sys.prefix, "pyvenv.cfg")
 
 
-def _folders() -> list[str]:
-    """Where modules are searched, also what does not exist (yet)."""
-    return [path or "." for path in dict.fromkeys(sys.path)]
+def _names(folder: str) -> Names:
+    """Names that an import or the loader could find, or that name packages; None: it is not there."""
+    found = names_in(folder)
+    if found is None:
+        return None
+    return frozenset([name for name in found if _counts(folder, name)])
 
 
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _names(folder: str) -> frozenset[str]:
-    """Names that an import could find, or that name installed packages."""
-    return frozenset(
-        name
-        for name in _listed(folder)
-        if name.endswith((".so", ".pth", ".dist-info", ".egg-info", ".egg-link"))
-        or (name.isidentifier() and os.path.exists(os.path.join(folder, name, "__init__.py")))
-        or (name.partition(".")[0].isidentifier() and name.partition(".")[2] in ("py", "pyc"))
-    )
+def _counts(folder: str, name: str) -> bool:
+    stem, _, suffix = name.partition(".")
+    if stem.isidentifier() and suffix in ("py", "pyc"):
+        return True
+    if not suffix:
+        return stem.isidentifier() and os.path.exists(os.path.join(folder, name, "__init__.py"))
+    return name.endswith(_LAST_PARTS) or ".so" in name

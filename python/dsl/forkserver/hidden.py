@@ -41,10 +41,12 @@ def _as_of_import(function: Any) -> Any:
 class Notes:
     """What modules do when they are imported, noted in a ``with`` block.
 
-    At its end variables are as they were before.
+    At its end variables are as they were before. ``more``: further functions to replace meanwhile: holder,
+    name, and what makes the replacement from the function.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, more: Collection[tuple[Any, str, Callable[[Any], Any]]] = ()) -> None:
+        self._more = more
         self.asked: dict[str, dict[str, None]] = {}
         """Of each module, the modules that it has imported, in their order."""
         self.read: dict[str, dict[str, str | None]] = {}
@@ -70,6 +72,7 @@ class Notes:
             (of_variables, "__getitem__", self._reading),
             (of_variables, "__setitem__", self._setting),
             (of_variables, "__delitem__", self._deleting),
+            *self._more,
         ]
         self._places = []
         for holder, name, wrap in places:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from dsl.forkserver.reads import Reads
 else:
     import _signal
 
@@ -25,14 +27,17 @@ class Imports:
     """What a server has imported for a program, and what that has changed in this process.
 
     ``listed``: modules with commas between them, or empty; ``program``: the words behind the interpreter.
-    ``watched``: names of further variables that no module may ask for when it is imported.
+    ``watched``: names of further variables that no module may ask for when it is imported. ``reads`` gets
+    what modules read.
     """
 
-    def __init__(self, listed: str, program: Sequence[str], watched: Sequence[str] = ()) -> None:
+    def __init__(
+        self, listed: str, program: Sequence[str], watched: Sequence[str] = (), reads: Reads | None = None
+    ) -> None:
         self.program = program
         self.texts: set[str] = set()
         """Files that were read to find out what to import."""
-        self._start, self._notes = frozenset(sys.modules), hidden.Notes()
+        self._start, self._notes = frozenset(sys.modules), hidden.Notes(reads.places() if reads else ())
         self._known, self._shared = poison.open_descriptors(), poison.shared_memory()
         self._folder = become.show_program(program)
         self._preloaded = ending.Preloaded()

@@ -15,6 +15,7 @@ from dsl._core import WarmDoor, warm_answer, warm_call, warm_key, warm_listen
 from dsl.forkserver import freshness, poison, streams
 from dsl.forkserver.become import LeaveServer
 from dsl.forkserver.imports import Imports
+from dsl.forkserver.reads import Reads
 from dsl.forkserver.server_command import MARK, NEW, READY
 from dsl.machine.kernel_files import memory_of
 
@@ -60,12 +61,14 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     forget()
     if early is not None:
         _refuse(door, first, early)
-    imports = Imports(listed, [word for word in rest if word], [one for one in withheld.split(",") if one])
+    reads = Reads()
+    program, private = [word for word in rest if word], [one for one in withheld.split(",") if one]
+    imports = Imports(listed, program, private, reads)
     reason = imports.settle(door.settle)
     if reason is not None:
         _refuse(door, first, reason)
     streams.flush()
-    files = freshness.Snapshot(imports.texts, begin_ns)
+    files = freshness.Snapshot(imports.texts, begin_ns, reads)
     is_doubtful = bool(files.doubtful)
     imports.freeze()
     stem = name.removesuffix(NEW)

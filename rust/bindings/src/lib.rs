@@ -89,7 +89,7 @@ mod _core {
     use super::supervisor::Supervisor;
     #[pymodule_export]
     use super::warm::{
-        WarmCall, WarmDoor, is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen,
+        FileMarks, WarmCall, WarmDoor, is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen,
         warm_obstacle,
     };
     #[pymodule_export]

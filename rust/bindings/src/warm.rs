@@ -1,13 +1,13 @@
 //! Warm fork servers: their socket, and the calls of commands.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dsl_engine::Error;
-use dsl_engine::forkserver::warm::{self, Call, Door, Purpose, Request};
+use dsl_engine::forkserver::warm::{self, Call, Detail, Door, Marks, Purpose, Request};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -103,6 +103,36 @@ pub(crate) fn warm_answer(py: Python<'_>, fd: i32, timeout_s: f64) -> PyResult<O
     let patience: Duration = seconds(timeout_s)?;
     let answer = py.detach(|| warm::ask(&call, patience));
     Ok(answer.map(|bytes| PyBytes::new(py, &bytes)))
+}
+
+/// Files as they were when they were marked.
+#[pyclass(frozen, module = "dsl._core")]
+pub(crate) struct FileMarks(Mutex<Marks>);
+
+#[pymethods]
+impl FileMarks {
+    #[new]
+    #[pyo3(signature = (paths, *, kinds_only = false))]
+    fn new(paths: Vec<PathBuf>, kinds_only: bool) -> Self {
+        let detail = if kinds_only { Detail::Kind } else { Detail::State };
+        Self(Mutex::new(Marks::new(paths, detail)))
+    }
+
+    /// The paths that do not lead to what they led to.
+    fn changed(&self) -> Vec<OsString> {
+        lock(&self.0).changed().into_iter().map(Into::into).collect()
+    }
+
+    /// The files whose state had changed at this time or later when they were marked.
+    fn since(&self, time_ns: i64) -> Vec<OsString> {
+        lock(&self.0).since(time_ns).into_iter().map(Into::into).collect()
+    }
+
+    /// Mark these files as they are now.
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any list")]
+    fn renew(&self, paths: Vec<PathBuf>) {
+        lock(&self.0).renew(&paths);
+    }
 }
 
 /// The socket of a warm server, in the server.

@@ -10,6 +10,7 @@
 
 mod door;
 mod identity;
+mod marks;
 mod place;
 mod request;
 mod standing;
@@ -17,5 +18,6 @@ mod standing;
 pub(super) use door::end_descendants;
 pub use door::{Call, Door};
 pub use identity::{digest, key};
+pub use marks::{Detail, Marks};
 pub use place::{is_in_job, obstacle};
 pub use request::{Purpose, Request, ask, join, listen};
