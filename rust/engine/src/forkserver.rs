@@ -23,6 +23,7 @@ mod link;
 mod message;
 mod order;
 mod pages;
+mod parcel;
 mod plan;
 mod server;
 mod socket;

@@ -4,13 +4,13 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, fchdir, getrlimit, setrlimit};
 
 use super::message::Entered;
+use super::parcel;
 use super::plan::{Plan, Stderr};
 use super::socket;
 use crate::error::Error;
@@ -263,7 +263,5 @@ impl Order {
 }
 
 fn read_plan(file: &File) -> io::Result<Plan> {
-    let mut bytes = vec![0; file.metadata()?.len() as usize];
-    file.read_exact_at(&mut bytes, 0)?;
-    Plan::decode(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    Plan::decode(&parcel::unpack(file)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

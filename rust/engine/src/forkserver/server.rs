@@ -1,18 +1,16 @@
 //! The engine's end of the link: one fork server, the orders to it, and its reports.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::delivery::{Delivered, Delivery, Ends, Ordered, has_lost_parent};
 use super::imports::{Imports, Look, OUT_OF_TIME, PREPARED, Patience};
 use super::message::{Command, Entered, Report, VERSION};
+use super::parcel;
 use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
 use super::speaker::{Child, Distrust, Speaker};
@@ -396,8 +394,7 @@ impl Server {
 
     fn send_order(&self, order: u64, plan: &Plan, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
         let link = self.link.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        let file = File::from(memfd_create(c"dsl-order", MemfdFlags::CLOEXEC)?);
-        file.write_all_at(&plan.encode(), 0)?;
+        let file = parcel::pack(c"dsl-order", &plan.encode())?;
         let (gate, theirs) = socket::pair()?;
         let fixed = [file.as_fd(), theirs.as_fd()];
         let all: Vec<BorrowedFd<'_>> = fixed.into_iter().chain(fds.iter().map(AsFd::as_fd)).collect();

@@ -3,22 +3,21 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, Mode, memfd_create};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
 
 use super::place;
 use crate::folder::PrivateFolder;
 use crate::forkserver::message::{Reader, Writer};
-use crate::forkserver::socket;
+use crate::forkserver::{parcel, socket};
 use crate::poller::wait_readable;
 
 /// Version of these messages.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Calls that may wait. A server that imports takes none.
 const WAITING: i32 = 64;
 
@@ -79,10 +78,12 @@ impl Request {
         ))
     }
 
+    /// Reads a request that nobody can change any more.
     pub(super) fn read(file: &File) -> io::Result<Self> {
-        let mut bytes = vec![0; file.metadata()?.len() as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        Self::decode(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        if !parcel::is_sealed(file) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Self::decode(&parcel::unpack(file)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 
@@ -110,8 +111,8 @@ pub fn join(folder: &Path, name: &str, request: &Request) -> io::Result<OwnedFd>
             return Err(io::ErrorKind::PermissionDenied.into());
         }
     }
-    let file = File::from(memfd_create(c"dsl-request", MemfdFlags::CLOEXEC)?);
-    file.write_all_at(&request.encode(), 0)?;
+    let file = parcel::pack(c"dsl-request", &request.encode())?;
+    parcel::seal(&file)?;
     socket::send(&call, b"request", &[file.as_fd()], false)?;
     Ok(call)
 }
