@@ -458,8 +458,9 @@ class Ended(_Event):
     """(pid, state, name, wchan, errno) of processes that SIGKILL did not end in time.
 
     ``wchan`` is the kernel function in which the process sleeps, None if unknown. ``errno`` is EPERM for
-    a process that we may not signal, such as one of root. Where ``/proc`` does not show whether processes
-    are left, there is an entry with the pid 0, and ``errno`` has the reason.
+    a process that we may not signal, such as one of root. Where it is not known whether processes are left,
+    there is an entry with the pid 0, and ``errno`` has the reason: ECHILD if a dead branch of a warm server
+    has left them, and that server has not told that they are gone.
     """
     oom_kills: Final[int]
     """Out-of-memory kills while the group ran, as counted by the memory cgroup of this process.
@@ -730,12 +731,16 @@ class Guard:
         SIGCHLD, those of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS), 32 and 33,
         which the C library uses, and numbers outside 1 to 64.
         """
-    def supervise(self, agent_pid: int, grace_s: float, *, reopens: bool = False) -> GuardOutcome:
+    def supervise(
+        self, agent_pid: int, grace_s: float, *, reopens: bool = False, links: Sequence[int] = ()
+    ) -> GuardOutcome:
         """In the parent of the fork: wait for the agent, forwarding signals, then end the processes it left.
 
         The guard kills an agent that still runs well after the grace: ``grace_s`` seconds from a stop signal,
         or the time that a preemption leaves. ``reopens``: the job has log files, so a SIGHUP does not end the
-        job unless a terminal has hung up.
+        job unless a terminal has hung up. ``links``: descriptors of copies of the agent's connections with
+        warm servers, which the guard owns from now on. It hangs up when the agent has ended, and waits until
+        nothing is left below the branches of an agent that was killed.
         """
     def discard(self) -> None:
         """Remove what the guard has made, when there is no agent because the fork failed."""

@@ -286,7 +286,7 @@ class Session:
     ) -> int:
         """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made.
 
-        ``calls`` are the child's: a warm server has to see when the child ends.
+        ``calls`` are the child's, and the guard's when the child was killed.
         """
         background = self._background
         if background is not None:
@@ -313,12 +313,11 @@ class Session:
             finally:
                 flush_output()
                 os._exit(code)
-        if calls is not None:
-            calls.close()
         hooks.stay()
         self._source.tidy()
         _own_process.keep(GUARD_MODULES)
-        outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
+        links = [] if calls is None else calls.take_all()
+        outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files, links=links)
         try:
             if outcome.agent_signal is not None:
                 _tidy_up(self._source, plan, pid)

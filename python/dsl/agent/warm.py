@@ -39,7 +39,7 @@ class WarmCall(Record):
 
 
 class WarmCalls:
-    """Connections with the warm servers of a plan, for the agent. The guard closes its copies."""
+    """Connections with the warm servers of a plan, for the agent. The guard has copies."""
 
     def __init__(self, plan: NodePlan, mask: Collection[int] | None) -> None:
         """Call the servers, and start missing ones with this signal mask; None: start none."""
@@ -86,12 +86,16 @@ class WarmCalls:
                 return found
         return call(server)
 
+    def take_all(self) -> list[int]:
+        """The descriptors of all connections that were not taken, which are the caller's now."""
+        fds = [found.fd for _, found in self._calls if found is not None]
+        self._calls.clear()
+        return fds
+
     def close(self) -> None:
         """Close all connections that were not taken."""
-        for _, found in self._calls:
-            if found is not None:
-                os.close(found.fd)
-        self._calls.clear()
+        for fd in self.take_all():
+            os.close(fd)
 
 
 def call(

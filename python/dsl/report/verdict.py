@@ -25,6 +25,7 @@ BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 # The kernel's error numbers, the same on every Linux.
 EPERM = 1
 EACCES = 13
+ECHILD = 10
 
 SIGKILL = 9
 """Keys that make a terminal send a signal."""
@@ -199,6 +200,8 @@ def _left(one: Survivor, judgement: Judgement) -> str:
 
 def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | None = None) -> str:
     """A line about a surviving process, from `dsl.Ended.survivors` or from a guard."""
+    if not pid and errno == ECHILD:
+        return "processes of the job may be left: the fork server that would end them is gone or does not answer"
     if not pid:
         why = "does not show them to this user" if errno == EACCES else "cannot be read, so nobody can look"
         return f"processes of the job may be left: /proc {why}"

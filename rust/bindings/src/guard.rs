@@ -130,17 +130,20 @@ impl Guard {
     }
 
     /// In the parent of the fork: wait for the agent, forwarding signals.
-    #[pyo3(signature = (agent_pid, grace_s, *, reopens = false))]
+    #[pyo3(signature = (agent_pid, grace_s, *, reopens = false, links = Vec::new()))]
     fn supervise(
         &self,
         py: Python<'_>,
         agent_pid: i32,
         grace_s: f64,
         reopens: bool,
+        links: Vec<i32>,
     ) -> PyResult<GuardOutcome> {
         let grace = seconds(grace_s)?;
+        let links = links.into_iter().map(dsl_engine::os::take_over);
+        let links = links.collect::<Result<Vec<_>, _>>()?;
         let outcome = py
-            .detach(|| self.engine.supervise(agent_pid, grace, reopens))
+            .detach(|| self.engine.supervise(agent_pid, grace, reopens, &links))
             .map_err(to_python)?;
         Ok(GuardOutcome {
             code: outcome.code,

@@ -130,7 +130,7 @@ pub enum KillTier {
 /// A process that SIGKILL did not end in time, or processes that we cannot see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Survivor {
-    /// Its pid; 0 for processes that `/proc` does not show.
+    /// Its pid; 0 for processes that may be left, but are not known.
     pub pid: i32,
     /// Its state letter in `/proc`, or `?`.
     pub state: char,
@@ -139,7 +139,8 @@ pub struct Survivor {
     /// The kernel function in which it sleeps, if the kernel shows it.
     pub wchan: Option<String>,
     /// Why no signal reaches it: `EPERM` for a process that we may not signal. If the pid is 0: why `/proc` does not
-    /// show it. That is `EACCES` if only other users may see it, else the error from opening `/proc`.
+    /// show it. That is `EACCES` if only other users may see it, `ECHILD` if a dead branch has left it and its warm server
+    /// has not told that it is gone, else the error from opening `/proc`.
     pub errno: Option<i32>,
 }
 

@@ -18,6 +18,7 @@
 //! required: without one, the engine executes the worker's command.
 
 mod delivery;
+pub(crate) mod estate;
 mod imports;
 mod link;
 mod message;
@@ -36,5 +37,6 @@ pub use link::Link;
 pub use order::Order;
 
 pub(crate) use delivery::{Delivered, Delivery, Ends, Ordered};
+pub(crate) use estate::Estate;
 pub(crate) use plan::{Plan, Stderr};
 pub(crate) use server::{DEATH_PATIENCE, FORK_PATIENCE, News, Server, State};

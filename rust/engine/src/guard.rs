@@ -6,7 +6,7 @@
 //! [`Guard::enter_agent`] in the child.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,8 +16,8 @@ use crate::cgroup::{self, JobCgroup};
 use crate::error::Error;
 use crate::event::Survivor;
 use crate::features::Features;
+use crate::forkserver::estate;
 use crate::orphans::{Orphans, reap_orphans};
-use crate::procfs::ProcFs;
 use crate::signals::{STALLING, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
@@ -118,7 +118,7 @@ impl Guard {
     /// ended. The guard waits some seconds for that, and then kills it.
     pub fn tend(&mut self, helper: i32) {
         self.helper = Some(helper);
-        self.has_strangers = reap_orphans(&[helper]) != Orphans::None && has_other_children(helper);
+        self.has_strangers = reap_orphans(&[helper]) != Orphans::None;
     }
 
     /// The guard's pid.
@@ -164,8 +164,14 @@ impl Guard {
     ///
     /// `grace` is the grace period of the job. An agent that has not ended long after it (or after the time of a
     /// preemption) is killed. `reopens`: the job has log files, so a SIGHUP that does not come from a terminal does
-    /// not end it.
-    pub fn supervise(&self, agent_pid: i32, grace: Duration, reopens: bool) -> Result<Outcome, Error> {
+    /// not end it. `links`: copies of the agent's connections with warm servers.
+    pub fn supervise(
+        &self,
+        agent_pid: i32,
+        grace: Duration,
+        reopens: bool,
+        links: &[OwnedFd],
+    ) -> Result<Outcome, Error> {
         let set = SignalSet(with(self.table.taken(), libc::SIGCHLD).0 | self.stalling.0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
@@ -196,7 +202,9 @@ impl Guard {
                 is_excused = true;
             }
         };
+        links.iter().for_each(estate::hang_up);
         let left = Leftovers {
+            links,
             cgroup: self.cgroup.as_ref(),
             token: &self.token,
             agent_killed: death.signaled,
@@ -230,16 +238,6 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether this process has another living child; true if the process table cannot be read.
-fn has_other_children(helper: i32) -> bool {
-    let own = getpid().as_raw_nonzero().get();
-    let all = ProcFs::open().and_then(|mut procfs| procfs.scan());
-    all.map_or(true, |all| {
-        all.iter()
-            .any(|stat| stat.ppid == own && stat.pid != helper && !stat.is_dead())
-    })
 }
 
 /// Signals by which a terminal would stop us. Ignored ones are left out: they stop no process, and if they were

@@ -24,6 +24,7 @@
 pub mod affinity;
 mod bell;
 pub mod cgroup;
+mod clearing;
 pub mod error;
 pub mod event;
 pub mod features;

@@ -1,32 +1,74 @@
 //! Children that this process did not start: as a subreaper, it adopts descendants that outlive their parents.
 
+use crate::procfs::own_children;
+use crate::sys::signal;
 use crate::sys::wait::{Target, find_dead, try_wait};
 
-/// Result of a look for dead children.
+/// The most looks at the list of children in a row: a process that changes its pid all the time has a new one in each.
+const MOST_LOOKS: usize = 100;
+
+/// Result of a look at the children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Orphans {
-    /// There are no children, living or dead.
+    /// There are no children, living or dead, but the spared ones. As a child of a dead child becomes ours while the
+    /// kernel holds its list of processes, nothing else is below us either.
     None,
-    /// No dead child is left, and some child is alive.
+    /// Another child may be alive.
     Alive,
-    /// A spared child is dead. The kernel shows it first, so other dead children stay hidden until its waiter has
-    /// reaped it.
-    Hidden,
 }
 
 /// Reaps every dead child except the `spared` ones, which have waiters of their own.
 pub(crate) fn reap_orphans(spared: &[i32]) -> Orphans {
     loop {
         match find_dead() {
-            Ok(Some(pid)) if spared.contains(&pid) => return Orphans::Hidden,
-            Ok(Some(pid)) => {
+            Ok(Some(pid)) if !spared.contains(&pid) => {
                 // The child is dead, and no other code waits for it.
                 let _ = try_wait(Target::Pid(pid), true);
             }
-            Ok(None) => return Orphans::Alive,
+            Ok(None) if spared.is_empty() => return Orphans::Alive,
+            // The kernel shows one dead child only, so behind a spared one there may be others.
+            Ok(_) => return look_through(spared, None),
             Err(_) => return Orphans::None,
         }
     }
+}
+
+/// Kills and reaps the children except the `spared` ones, and what they leave to us meanwhile. This finds processes
+/// that no pass over the whole process table would be quick enough for. Returns how many signals were sent, too.
+/// Killed children may still be dying.
+pub(crate) fn hunt_orphans(spared: &[i32]) -> (usize, Orphans) {
+    let mut count = 0;
+    let mut kill = |pid| {
+        // It is our child and not reaped, so its pid is its own.
+        count += usize::from(signal::send(pid, libc::SIGKILL).is_ok());
+    };
+    let found = look_through(spared, Some(&mut kill));
+    (count, found)
+}
+
+/// Looks at the list of children, again and again while some of them are dead. `kill` gets those that are alive.
+fn look_through(spared: &[i32], mut kill: Option<&mut dyn FnMut(i32)>) -> Orphans {
+    for _ in 0..MOST_LOOKS {
+        let Ok(mut others) = own_children() else {
+            return Orphans::Alive;
+        };
+        others.retain(|pid| !spared.contains(pid));
+        if others.is_empty() {
+            return Orphans::None;
+        }
+        let mut is_new = kill.is_some();
+        for pid in others {
+            match (try_wait(Target::Pid(pid), true), &mut kill) {
+                (Ok(Some(_)), _) => is_new = true,
+                (Ok(None), Some(kill)) => kill(pid),
+                (Ok(None) | Err(_), _) => {}
+            }
+        }
+        if !is_new {
+            return Orphans::Alive;
+        }
+    }
+    Orphans::Alive
 }
 
 /// A lock for tests: a subreaper's test reaps every dead child of its process, and all tests may share one process.

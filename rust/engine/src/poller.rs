@@ -93,6 +93,11 @@ impl Poller {
         .map_err(Error::os("epoll_ctl"))
     }
 
+    /// Reports when the other side has ended, or says nothing more.
+    pub(crate) fn watch_end(&self, fd: impl AsFd, token: u64) -> Result<(), Error> {
+        self.add(fd, token, epoll::EventFlags::RDHUP)
+    }
+
     /// Reports an exceptional condition, by which the kernel announces a change in one of its own files.
     pub(crate) fn watch_changes(&self, fd: impl AsFd, token: u64) -> Result<(), Error> {
         self.add(fd, token, epoll::EventFlags::PRI)

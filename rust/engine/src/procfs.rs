@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
+use crate::kernel_file;
+
 mod snapshot;
 
 pub(crate) use snapshot::Activity;
 pub use snapshot::{Stat, Vitals, descendants, parse_stat};
-use snapshot::{has_no_memory, parse_activity, parse_exit_status, parse_vitals};
+use snapshot::{has_no_memory, parse_activity, parse_children, parse_exit_status, parse_vitals};
 
 /// Bytes of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
@@ -74,6 +76,14 @@ pub(crate) fn is_halted(pid: i32) -> bool {
 pub(crate) fn activity(pid: i32) -> Option<Activity> {
     let mut procfs = ProcFs::open().ok()?;
     parse_activity(procfs.starts(pid, "stat").ok()?)
+}
+
+/// Pids of the children of this thread, living and dead, with those that it has adopted.
+pub(crate) fn own_children() -> io::Result<Vec<i32>> {
+    match kernel_file::read("/proc/thread-self/children") {
+        Ok(text) => Ok(parse_children(&text)),
+        Err(_) => ProcFs::open()?.children(rustix::process::getpid().as_raw_pid()),
+    }
 }
 
 /// What each of these processes uses; `None` for a process that has ended or cannot be seen.
@@ -223,6 +233,22 @@ impl ProcFs {
         };
         let is_shared = root(format!("{pid}/root"))? == root("thread-self/root".to_owned())?;
         Ok((!is_shared).then_some("root directory"))
+    }
+
+    /// Pids of the children of a process with one thread, living and dead. If none of them is reaped meanwhile, the list
+    /// is true for the moment at which its last child was read. Kernels that show no such list show only a table, which
+    /// changes while we read it.
+    pub(crate) fn children(&mut self, pid: i32) -> io::Result<Vec<i32>> {
+        let list = format!("{pid}/task/{pid}/children");
+        if let Ok(text) = read_whole(&self.dir, &list, &mut self.text) {
+            return Ok(parse_children(text));
+        }
+        let all = self.scan()?;
+        Ok(all
+            .iter()
+            .filter(|stat| stat.ppid == pid)
+            .map(|stat| stat.pid)
+            .collect())
     }
 
     /// Whether a process is `ancestor`, or descends from it.

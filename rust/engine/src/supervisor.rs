@@ -14,7 +14,7 @@ use crate::forkserver::Server;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
 use crate::mux::{Consoles, Mux};
-use crate::orphans::{Orphans, reap_orphans};
+use crate::orphans::reap_orphans;
 use crate::poller::Poller;
 use crate::procfs;
 use crate::spawn::{Spawner, open_files_limit};
@@ -294,8 +294,8 @@ impl Supervisor {
         if self.orphans_due.is_some_and(|due| due <= now) {
             self.orphans_due = None;
             let spared = [self.running_pids(), self.server_pids()].concat();
-            if self.link.is_some() && reap_orphans(&spared) == Orphans::Hidden {
-                self.orphans_due = Some(now + ORPHAN_DELAY);
+            if self.link.is_some() {
+                reap_orphans(&spared);
             }
         }
         if self.imports_due().is_some_and(|due| due <= now) {

@@ -44,6 +44,21 @@ pub(crate) struct Scope<'a> {
     pub(crate) branches: &'a [i32],
 }
 
+impl<'a> Scope<'a> {
+    /// Everything below this process but these children and what is below them.
+    pub(crate) fn below_us(spared: &'a [i32]) -> Self {
+        Self {
+            own_descendants: true,
+            roots: &[],
+            known: &[],
+            token: None,
+            spared: None,
+            servers: spared,
+            branches: &[],
+        }
+    }
+}
+
 /// The result of a pass over the job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Reached {
@@ -177,6 +192,37 @@ impl Tree {
             }
         }
         Ok(members)
+    }
+
+    /// Whether a process that adopts, and has one thread, has no other children than these, as its list of children
+    /// shows. Its dead children do not count.
+    pub(crate) fn is_bare(&mut self, pid: i32, known: &[i32]) -> bool {
+        let mut known = known.to_vec();
+        for _ in 0..PASSES {
+            let Ok(mut others) = self.procfs.children(pid) else {
+                return false;
+            };
+            others.retain(|child| !known.contains(child));
+            // When it dies, its children go to another process.
+            if !self.procfs.stat(pid).is_ok_and(|stat| !stat.is_dead()) {
+                return false;
+            }
+            if others.is_empty() {
+                return true;
+            }
+            for child in others {
+                if self
+                    .procfs
+                    .stat(child)
+                    .is_ok_and(|stat| stat.ppid == pid && !stat.is_dead())
+                {
+                    return false;
+                }
+                // Its own children belong to `pid` since before it was dead, so the next list has them.
+                known.push(child);
+            }
+        }
+        false
     }
 
     /// Describes the processes that are left.

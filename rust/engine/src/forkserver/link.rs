@@ -13,17 +13,21 @@ use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
 use super::pages;
 use super::socket;
-use super::warm::end_descendants;
+use crate::clearing::{Clearing, Left, Next};
 use crate::error::Error;
 use crate::orphans::reap_orphans;
-use crate::poller::Poller;
+use crate::poller::{Poller, wait_readable};
 use crate::sys;
+use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
+use crate::tree::{Scope, Tree};
 
 /// How many bytes of the reason for a refusal are sent.
 const REFUSAL_BYTES: usize = 1000;
 /// Poller token of the link. The token of a worker is the number of its order, from 1 on.
 const LINK: u64 = 0;
+/// Poller token of the deaths of children.
+const ORPHANS: u64 = u64::MAX;
 /// From this number of workers on it pays to gather pages, which takes as long as 10 to 40 forks.
 const MANY_WORKERS: u64 = 32;
 /// How often we look at a dead worker with a tracer: no event says when its tracer is done.
@@ -50,8 +54,8 @@ struct Ends {
     reaped: u64,
     /// Whether its memory was gathered into huge pages. A warm server does that before it has branches.
     is_gathered: bool,
-    /// Whether it adopts what its workers leave.
-    is_branch: bool,
+    /// SIGCHLD, in a branch, which adopts what its workers leave.
+    intake: Option<OwnedFd>,
     /// Orders whose workers are dead, but whose deaths the kernel does not show us yet.
     traced: Vec<u64>,
     /// When to look at these again.
@@ -80,6 +84,11 @@ impl Link {
     fn over(socket: OwnedFd, trace: Arc<Trace>, command: Option<i32>) -> Result<Self, Error> {
         let poller = Poller::new()?;
         poller.watch(&socket, LINK)?;
+        let intake = command.map(|_| signal::intake(SignalSet::of(&[libc::SIGCHLD])));
+        let intake = intake.transpose().map_err(Error::os("signalfd"))?;
+        if let Some(intake) = &intake {
+            poller.watch(intake, ORPHANS)?;
+        }
         let hello = Report::Hello { version: VERSION }.encode();
         let own =
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(Error::os("open a descriptor of itself"))?;
@@ -90,7 +99,7 @@ impl Link {
             workers: BTreeMap::new(),
             reaped: 0,
             is_gathered: command.is_some(),
-            is_branch: command.is_some(),
+            intake,
             traced: Vec::new(),
             traced_due: None,
         };
@@ -112,10 +121,13 @@ impl Link {
     }
 
     /// Call this when the engine has hung up. A branch ends everything that is left below it, because it is out of
-    /// reach for the agent and its guard.
+    /// reach for the agent and its guard, and tells those who still listen that nothing is left.
     pub fn clear(&self) {
-        if self.command.is_some() && self.pid == own_pid() {
-            end_descendants(&[]);
+        let Ok(ends) = self.ends() else { return };
+        if let Some(intake) = &ends.intake
+            && clear(intake.as_fd())
+        {
+            let _ = socket::send(&ends.socket, &Report::Cleared.encode(), &[], false);
         }
     }
 
@@ -138,8 +150,10 @@ impl Link {
         let ends = self.ends_mut()?;
         loop {
             for token in ends.poller.wait(ends.until_due())? {
-                if token != LINK {
-                    ends.tell_of_death(token)?;
+                match token {
+                    LINK => {}
+                    ORPHANS => ends.reap_orphans(),
+                    order => ends.tell_of_death(order)?,
                 }
             }
             ends.retry_traced()?;
@@ -296,10 +310,34 @@ impl Ends {
             }
             !is_over
         });
-        if self.is_branch && self.workers.values().all(|worker| worker.pidfd.is_some()) {
-            reap_orphans(&[]);
+    }
+
+    /// Reaps what workers have left, as it dies.
+    fn reap_orphans(&self) {
+        while self.intake.as_ref().is_some_and(has_signal) {}
+        let workers: Vec<i32> = self.workers.values().map(|worker| worker.pid).collect();
+        reap_orphans(&workers);
+    }
+}
+
+/// Ends everything below this process. Returns whether nothing is left.
+fn clear(intake: BorrowedFd<'_>) -> bool {
+    let mut clearing = Clearing::begin(Tree::open(), Left::default());
+    loop {
+        match clearing.look(Scope::below_us(&[]), false) {
+            Next::Done => return true,
+            Next::GiveUp => return false,
+            Next::LookAgain(pause) => {
+                wait_readable(&[intake], pause);
+                while has_signal(intake) {}
+            }
         }
     }
+}
+
+/// Takes a signal, if there is one.
+fn has_signal(intake: impl AsFd) -> bool {
+    signal::read_intake(intake.as_fd()).is_ok_and(|received| received.is_some())
 }
 
 /// Raises the server's limit of open files, since it needs a descriptor for each worker. A worker gets its own limit

@@ -10,7 +10,7 @@ use crate::sys::clone::{Failure, Step};
 use crate::sys::wait::Death;
 
 /// Version of the messages and of the plan.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 
 /// From the server to the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,10 @@ pub(crate) enum Report {
     Ended { order: u64, death: Death },
     /// A warm server that was ready begins to import anew.
     Importing,
+    /// The branch of a warm server has ended.
+    Died { death: Death },
+    /// Nothing is left below the branch of a warm server, or of what it has left, if the branch is dead.
+    Cleared,
 }
 
 /// From the engine to the server.
@@ -60,16 +64,10 @@ impl Report {
             Self::Refused { text } => out.byte(2).bytes(text),
             Self::Forked { order } => out.byte(3).u64(*order),
             Self::NotForked { order, errno } => out.byte(4).u64(*order).i32(*errno),
-            Self::Ended { order, death } => out
-                .byte(5)
-                .u64(*order)
-                .i32(death.status)
-                .flag(death.signaled)
-                .flag(death.core)
-                .duration(death.user)
-                .duration(death.system)
-                .u64(death.max_rss),
+            Self::Ended { order, death } => out.byte(5).u64(*order).death(death),
             Self::Importing => out.byte(6),
+            Self::Died { death } => out.byte(7).death(death),
+            Self::Cleared => out.byte(8),
         };
         out.0
     }
@@ -91,16 +89,13 @@ impl Report {
             },
             5 => Self::Ended {
                 order: input.u64()?,
-                death: Death {
-                    status: input.i32()?,
-                    signaled: input.flag()?,
-                    core: input.flag()?,
-                    user: input.duration()?,
-                    system: input.duration()?,
-                    max_rss: input.u64()?,
-                },
+                death: input.death()?,
             },
             6 => Self::Importing,
+            7 => Self::Died {
+                death: input.death()?,
+            },
+            8 => Self::Cleared,
             _ => return None,
         };
         input.at_end(report)
@@ -201,6 +196,13 @@ impl Writer {
         self.u64(value.as_secs()).u32(value.subsec_nanos())
     }
 
+    fn death(&mut self, death: &Death) -> &mut Self {
+        self.i32(death.status).flag(death.signaled).flag(death.core);
+        self.duration(death.user)
+            .duration(death.system)
+            .u64(death.max_rss)
+    }
+
     pub(super) fn bytes(&mut self, value: &[u8]) -> &mut Self {
         self.u64(value.len() as u64);
         self.0.extend(value);
@@ -249,6 +251,17 @@ impl<'a> Reader<'a> {
         Some(Duration::new(seconds, nanoseconds))
     }
 
+    fn death(&mut self) -> Option<Death> {
+        Some(Death {
+            status: self.i32()?,
+            signaled: self.flag()?,
+            core: self.flag()?,
+            user: self.duration()?,
+            system: self.duration()?,
+            max_rss: self.u64()?,
+        })
+    }
+
     pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
         let length = usize::try_from(self.u64()?).ok()?;
         self.take(length)
@@ -288,6 +301,8 @@ mod tests {
             },
             Report::Ended { order: 7, death },
             Report::Importing,
+            Report::Died { death },
+            Report::Cleared,
         ] {
             let bytes = report.encode();
             assert_eq!(Report::decode(&bytes), Some(report));
@@ -296,7 +311,7 @@ mod tests {
             }
             assert_eq!(Report::decode(&[&bytes[..], &[0]].concat()), None);
         }
-        assert_eq!(Report::decode(&[7]), None);
+        assert_eq!(Report::decode(&[9]), None);
     }
 
     #[test]

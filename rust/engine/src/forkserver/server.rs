@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::delivery::{Delivered, Delivery, Ends, Ordered, has_lost_parent};
+use super::estate::{self, Estate};
 use super::imports::{Imports, Look, OUT_OF_TIME, PREPARED, Patience};
 use super::message::{Command, Entered, Report, VERSION};
 use super::parcel;
@@ -15,8 +16,9 @@ use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
 use super::speaker::{Child, Distrust, Speaker};
 use super::words::{self, Words};
+use crate::clearing::CLEAR_PATIENCE;
 use crate::poller::{Poller, is_readable, wait_readable};
-use crate::procfs::ProcFs;
+use crate::procfs::{self, ProcFs};
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
@@ -76,6 +78,13 @@ pub(crate) struct Server {
     procfs: Option<ProcFs>,
     /// The process that has said hello.
     speaker: Option<Speaker>,
+    /// The warm server that has forked this branch, with its start time.
+    adopter: Option<(i32, u64)>,
+    estate: Estate,
+    /// Whether its server has told that it has left nothing.
+    is_cleared: bool,
+    /// How the branch of a warm server has ended, as its server tells.
+    death: Option<Death>,
     /// The signal that ended the server, if one did.
     fatal_signal: Option<i32>,
     /// Whether its reports are no longer trusted.
@@ -135,6 +144,10 @@ impl Server {
             words: Words::new(None),
             procfs: ProcFs::open().ok(),
             speaker: None,
+            adopter: None,
+            estate: Estate::None,
+            is_cleared: false,
+            death: None,
             fatal_signal: None,
             is_distrusted: false,
             state: State::Preparing,
@@ -187,6 +200,11 @@ impl Server {
         self.link.as_ref().map(AsFd::as_fd)
     }
 
+    /// What is known about the processes that it has left.
+    pub(crate) fn estate(&self) -> &Estate {
+        &self.estate
+    }
+
     pub(crate) fn fatal_signal(&self) -> Option<i32> {
         self.fatal_signal
     }
@@ -232,6 +250,7 @@ impl Server {
                 Err(_) => self.bury(poller),
             }
         }
+        self.has_heard |= self.estate.listen(poller);
     }
 
     fn hear(&mut self, report: Option<Report>, fds: Vec<OwnedFd>) {
@@ -253,6 +272,8 @@ impl Server {
             Some(Report::Importing) => {
                 self.imports = Imports::begin(Instant::now(), Patience::default());
             }
+            Some(Report::Died { death }) => self.death = Some(death),
+            Some(Report::Cleared) => self.is_cleared = true,
             Some(Report::Refused { text }) => self.close(format!("refused: {}", words::one_line(&text))),
             // The report is about a group that has ended.
             Some(
@@ -287,7 +308,17 @@ impl Server {
         if let (true, Some(speaker), Ok(copy)) = (self.is_branch(), &self.speaker, copy) {
             self.pid = speaker.pid();
             self.pidfd = Some(copy);
+            self.adopter = self.find_adopter();
         }
+    }
+
+    /// The warm server of a branch: its parent, which was called.
+    fn find_adopter(&mut self) -> Option<(i32, u64)> {
+        let (pid, called) = (self.pid, self.warm_pid());
+        let procfs = self.procfs.as_mut()?;
+        let parent = procfs.stat(pid).ok()?.ppid;
+        let parent = procfs.stat(parent).ok().filter(|_| parent == called)?;
+        Some((parent.pid, parent.start_time))
     }
 
     /// Lets the poller report the end of a branch that has just said hello.
@@ -380,6 +411,9 @@ impl Server {
         let order = self.orders + 1;
         match self.send_order(order, plan, fds) {
             Ok(gate) => {
+                if let (0, true, Some(link)) = (self.orders, self.is_branch(), &self.link) {
+                    estate::note_workers(link, true);
+                }
                 self.orders = order;
                 Some(Ordered { order, gate })
             }
@@ -465,10 +499,19 @@ impl Server {
         ));
     }
 
-    /// Continues the server if it is stopped: only the server learns how its workers end.
-    pub(crate) fn resume(&self) {
+    /// Continues the server if it is stopped: only the server learns how its workers end. If it is a dead branch,
+    /// continues the server that has adopted what it has left.
+    pub(crate) fn resume(&mut self) {
         if self.link.is_some() {
             self.send(Signal::CONT);
+        }
+        if let (Estate::Open(_), Some((pid, start_time)), Some(procfs)) =
+            (&self.estate, self.adopter, &mut self.procfs)
+            && let Some(process) = Pid::from_raw(pid)
+            && let Ok(pidfd) = pidfd_open(process, PidfdFlags::empty())
+            && procfs.stat(pid).is_ok_and(|stat| stat.start_time == start_time)
+        {
+            let _ = pidfd_send_signal(&pidfd, Signal::CONT);
         }
     }
 
@@ -490,8 +533,12 @@ impl Server {
     /// The server has hung up, as it does when it dies.
     fn bury(&mut self, poller: &Poller) {
         self.has_heard = true;
-        self.hang_up(poller);
+        if let Some(pidfd) = &self.pidfd {
+            // The spawner has added it to the poller.
+            poller.forget(pidfd);
+        }
         let death = self.reap(HANG_UP_PATIENCE);
+        self.leave_estate(poller);
         self.fatal_signal = death.filter(|death| death.signaled).map(|death| death.status);
         let how = match death {
             // Its own timer has ended it.
@@ -503,6 +550,18 @@ impl Server {
         };
         self.close_with_last_words(&how);
         self.close_words(poller);
+    }
+
+    /// Notes who looks after what the dead branch of a warm server has left.
+    fn leave_estate(&mut self, poller: &Poller) {
+        let Some(link) = self.link.take() else { return };
+        if self.is_branch() && self.orders > 0 && !self.is_cleared {
+            // If nobody else holds the other end, the server is dead, too, which is read next.
+            self.estate = Estate::Open(link);
+        } else {
+            estate::note_workers(&link, false);
+            poller.forget(&link);
+        }
     }
 
     fn close_words(&mut self, poller: &Poller) {
@@ -522,8 +581,10 @@ impl Server {
 
     /// Closes the link, at which the server ends, and stops watching the server.
     pub(crate) fn hang_up(&mut self, poller: &Poller) {
-        if let Some(link) = self.link.take() {
+        let estate = std::mem::take(&mut self.estate);
+        if let (Some(link), _) | (None, Estate::Open(link)) = (self.link.take(), estate) {
             poller.forget(&link);
+            estate::hang_up(&link);
         }
         if let Some(pidfd) = &self.pidfd {
             // The spawner has added it to the poller.
@@ -536,8 +597,8 @@ impl Server {
     pub(crate) fn end(&mut self, poller: &Poller) {
         let is_listening = self.state != State::Preparing && !self.is_distrusted;
         self.reap(match is_listening {
-            // It may have something to end.
-            true if self.is_branch() => HANG_UP_PATIENCE,
+            // It may have something to end. If it is killed earlier, nobody may be left who does.
+            true if self.is_branch() => CLEAR_PATIENCE,
             true => END_PATIENCE,
             false => Duration::ZERO,
         });
@@ -572,8 +633,27 @@ impl Server {
             wait_readable(&[self.pidfd.as_ref()?.as_fd()], KILL_PATIENCE);
         }
         let pidfd = self.pidfd.take()?;
-        // Only its parent learns how a branch ended.
+        if self.is_branch() {
+            return self.death_of_branch(&pidfd);
+        }
         try_wait(Target::PidFd(pidfd.as_fd()), true).ok().flatten()
+    }
+
+    /// How a dead branch has ended: only its parent is told. Before the parent reaps it, the kernel shows it to us; and
+    /// before that the parent has told us.
+    fn death_of_branch(&mut self, pidfd: &OwnedFd) -> Option<Death> {
+        let status = procfs::exit_status(self.pid);
+        let is_own = self.procfs.as_mut()?.pid_of(pidfd.as_fd());
+        if let (Some(status), Ok(Some(_))) = (status, is_own) {
+            return Some(Death::of(status));
+        }
+        while let (None, Some(link)) = (self.death, &self.link) {
+            let Ok(Some((bytes, fds))) = socket::receive(link) else {
+                break;
+            };
+            self.hear(Report::decode(&bytes), fds);
+        }
+        self.death
     }
 
     /// Kills the server, which must not be reaped yet.

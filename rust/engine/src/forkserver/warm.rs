@@ -8,6 +8,7 @@
 //! A worker of a branch must be what an executed worker would be. So command and server have to agree in everything
 //! that a process inherits ([`key`]), because imports may read it, and may change it for the workers.
 
+mod branches;
 mod door;
 mod identity;
 mod marks;
@@ -15,7 +16,6 @@ mod place;
 mod request;
 mod standing;
 
-pub(super) use door::end_descendants;
 pub use door::{Call, Door};
 pub use identity::{digest, key};
 pub use marks::{Detail, Marks};

@@ -1,37 +1,31 @@
-//! Ends what an agent has left: kills the cgroup, if there is one, and passes over the process table until nothing
-//! shows.
+//! Ends what an agent has left: kills the cgroup, if there is one, and what is below the guard.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::cgroup::JobCgroup;
+use crate::clearing::{CLEAR_PATIENCE, Clearing, Left, Next};
 use crate::event::Survivor;
+use crate::forkserver::estate;
 use crate::guard::wait_for;
-use crate::orphans::{Orphans, reap_orphans};
 use crate::sys::signal;
 use crate::sys::wait::{Target, try_wait};
-use crate::tree::{Reached, Scope, Tree};
+use crate::tree::{Scope, Tree};
 
-/// Time the guard gives the kernel to end what a dead agent left.
-const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
 /// Time that the job's helper has to take leave of the other nodes.
 const HELPER_PATIENCE: Duration = Duration::from_secs(4);
-/// How often a kill is repeated while something is left.
-const KILL_RETRY: Duration = Duration::from_millis(20);
-/// After this many looks in a row without anything to kill, we take living children for strangers, if we have
-/// strangers, and give up on processes that we may not signal.
-const QUIET_LOOKS: u32 = 5;
-/// While a child is alive, this many looks that find nothing follow one another at once.
-const HURRIED_LOOKS: u32 = 100;
-/// After this time a child that no look has found counts as hidden from us.
-const QUIET_PATIENCE: Duration = Duration::from_secs(2);
+/// Time that a warm server has to end what a branch has left. It waits some seconds before it kills a branch that does
+/// not end by itself.
+const BRANCH_PATIENCE: Duration = Duration::from_secs(2 + CLEAR_PATIENCE.as_secs());
 /// How often the removal of a cgroup is tried, and the time between.
 const REMOVALS: u32 = 20;
 const REMOVAL_RETRY: Duration = Duration::from_millis(5);
 
 /// What a job may have left, and how to tell its processes from others.
 pub(super) struct Leftovers<'a> {
+    /// Connections with warm servers, on which we have hung up.
+    pub(super) links: &'a [OwnedFd],
     pub(super) cgroup: Option<&'a JobCgroup>,
     pub(super) token: &'a str,
     /// The agent was killed, so it has not ended the job by itself.
@@ -107,38 +101,29 @@ pub(super) fn clear(
     tree: io::Result<Tree>,
     intake: BorrowedFd<'_>,
 ) -> (usize, Vec<Survivor>) {
-    let result = kill_all(left, tree, intake);
+    let (ended, mut survivors) = kill_all(left, tree, intake);
     if let Some(cgroup) = left.cgroup {
         remove_cgroup(cgroup);
     }
-    result
+    // An agent that has ended by itself has told what is left.
+    let is_cleared = |link| !left.agent_killed || estate::is_cleared(link, BRANCH_PATIENCE);
+    if survivors.is_empty() && !left.links.iter().all(is_cleared) {
+        survivors.push(Survivor::unseen(libc::ECHILD));
+    }
+    (ended, survivors)
 }
 
-fn kill_all(
-    left: &Leftovers<'_>,
-    mut tree: io::Result<Tree>,
-    intake: BorrowedFd<'_>,
-) -> (usize, Vec<Survivor>) {
-    let mut progress = Progress::new(Instant::now(), left.has_strangers);
-    let mut ended = 0;
+fn kill_all(left: &Leftovers<'_>, tree: io::Result<Tree>, intake: BorrowedFd<'_>) -> (usize, Vec<Survivor>) {
+    let known = Left {
+        has_strangers: left.has_strangers,
+        are_astray: left.agent_killed,
+    };
+    let mut clearing = Clearing::begin(tree, known);
     loop {
-        let is_childless = reap_orphans(&[]) == Orphans::None;
         let is_populated = left.cgroup.is_some_and(kill_cgroup);
-        if is_childless && !is_populated && !left.agent_killed {
-            return (ended, Vec::new());
-        }
-        let killed = tree
-            .as_mut()
-            .map(|tree| tree.kill_all(left.scope()).unwrap_or_default());
-        let look = Look {
-            is_childless,
-            is_populated,
-            reached: killed.unwrap_or_default(),
-        };
-        ended += look.reached.count;
-        match progress.after(look, Instant::now()) {
-            Next::Done if is_childless || tree.is_ok() || !left.agent_killed => return (ended, Vec::new()),
-            Next::Done | Next::GiveUp => return (ended, survivors(left, tree)),
+        match clearing.look(left.scope(), is_populated) {
+            Next::Done => return (clearing.ended, Vec::new()),
+            Next::GiveUp => return (clearing.ended, clearing.survivors(left.scope())),
             Next::LookAgain(pause) => {
                 // SIGCHLD ends the wait. The time limit is for processes that are not our children.
                 let _ = wait_for([Some(intake), None], Some(pause));
@@ -146,19 +131,6 @@ fn kill_all(
             }
         }
     }
-}
-
-/// Describes what was given up.
-fn survivors(left: &Leftovers<'_>, tree: io::Result<Tree>) -> Vec<Survivor> {
-    let mut tree = match tree {
-        Ok(tree) => tree,
-        Err(error) => return vec![Survivor::unseen(error.raw_os_error().unwrap_or(libc::ENODEV))],
-    };
-    let seen = tree.survivors(left.scope());
-    if seen.is_empty() && reap_orphans(&[]) != Orphans::None {
-        return vec![Survivor::unseen(libc::EACCES)];
-    }
-    seen
 }
 
 /// Kills everything in a cgroup. Returns whether there was anything.
@@ -171,68 +143,6 @@ fn kill_cgroup(cgroup: &JobCgroup) -> bool {
     is_populated
 }
 
-/// What one pass has found.
-#[derive(Clone, Copy)]
-struct Look {
-    /// This process has no child, living or dead.
-    is_childless: bool,
-    /// There was a process in the job's cgroup.
-    is_populated: bool,
-    /// Processes that were found.
-    reached: Reached,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Next {
-    Done,
-    GiveUp,
-    LookAgain(Duration),
-}
-
-/// How close the job is to its end. Pure: it makes no system calls.
-struct Progress {
-    deadline: Instant,
-    has_strangers: bool,
-    /// Looks in a row that found nothing to kill, and when the first of them was.
-    quiet: u32,
-    quiet_since: Instant,
-}
-
-impl Progress {
-    fn new(now: Instant, has_strangers: bool) -> Self {
-        Self {
-            deadline: now + CLEAR_PATIENCE,
-            has_strangers,
-            quiet: 0,
-            quiet_since: now,
-        }
-    }
-
-    fn after(&mut self, look: Look, now: Instant) -> Next {
-        let is_quiet = look.reached.count == 0 && !look.is_populated;
-        if !is_quiet {
-            self.quiet = 0;
-        } else if self.quiet == 0 {
-            self.quiet_since = now;
-        }
-        self.quiet += u32::from(is_quiet);
-        let is_refused = look.reached.refused > 0;
-        // Everything left of the job descends from our children. If a child is alive and the look found nothing, a
-        // process that keeps changing its pid may have slipped through.
-        let is_all = look.is_childless || (self.quiet >= QUIET_LOOKS && self.has_strangers);
-        if is_quiet && !is_refused && is_all {
-            return Next::Done;
-        }
-        let is_in_vain =
-            is_quiet && (is_refused && self.quiet >= QUIET_LOOKS || now - self.quiet_since >= QUIET_PATIENCE);
-        if is_in_vain || now >= self.deadline {
-            return Next::GiveUp;
-        }
-        let is_hurried = is_quiet && !is_refused && self.quiet < HURRIED_LOOKS;
-        Next::LookAgain(if is_hurried { Duration::ZERO } else { KILL_RETRY })
-    }
-}
-
 /// Removes the job's cgroup; processes that have just died may hold it for a moment.
 fn remove_cgroup(job: &JobCgroup) {
     for _ in 0..REMOVALS {
@@ -242,6 +152,3 @@ fn remove_cgroup(job: &JobCgroup) {
         let _ = wait_for([None, None], Some(REMOVAL_RETRY));
     }
 }
-
-#[cfg(test)]
-mod tests;

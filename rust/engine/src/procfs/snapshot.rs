@@ -129,6 +129,11 @@ pub(super) fn parse_exit_status(text: &[u8]) -> Option<i32> {
     number(text[close..].trim_ascii().split(|&byte| byte == b' ').nth(50)?)
 }
 
+/// The pids in the text of a list of children.
+pub(super) fn parse_children(text: &[u8]) -> Vec<i32> {
+    text.split(u8::is_ascii_whitespace).filter_map(number).collect()
+}
+
 /// Whether a line of `stat` is that of a kernel thread or of a process that is ending: neither has memory.
 pub(super) fn has_no_memory(text: &[u8]) -> bool {
     const EXITING: u32 = 0x4;

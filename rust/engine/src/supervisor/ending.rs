@@ -61,6 +61,7 @@ impl Supervisor {
             leaders: job.leaders(),
             servers: &servers,
             branches: &branches,
+            heirs: self.estate(),
         };
         Some(work(&mut self.remains, group))
     }
@@ -85,6 +86,7 @@ impl Supervisor {
     }
 
     pub(super) fn terminate_tree(&mut self) {
+        self.resume_servers();
         let asked = self.with_remains(Remains::terminate).unwrap_or(0);
         if let Some(job) = &mut self.job {
             job.note_stragglers(asked);

@@ -6,11 +6,12 @@ use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
-use crate::forkserver::{Delivered, Delivery, Ends, News, Ordered, Patience, Server, State};
+use crate::forkserver::{Delivered, Delivery, Ends, Estate, News, Ordered, Patience, Server, State};
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
 use crate::supervisor::prepare::token_entry;
+use crate::supervisor::remains::Heirs;
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::clone::{Failure, Step};
 
@@ -158,6 +159,18 @@ impl Supervisor {
         let servers = self.servers.iter().flatten();
         let living = servers.filter(|server| server.is_branch() == branches && server.link().is_some());
         living.map(|server| server.pid).filter(|pid| *pid > 0).collect()
+    }
+
+    /// What is known about the processes that dead branches have left.
+    pub(super) fn estate(&self) -> Heirs {
+        let estates = || self.servers.iter().flatten().map(Server::estate);
+        if estates().any(|estate| matches!(estate, Estate::Open(_))) {
+            Heirs::Busy
+        } else if estates().any(|estate| matches!(estate, Estate::Unknown)) {
+            Heirs::Gone
+        } else {
+            Heirs::None
+        }
     }
 
     /// Whether workers may have left processes that the kernel does not hand to us.
@@ -379,8 +392,8 @@ impl Supervisor {
     }
 
     /// Continues fork servers that are stopped.
-    pub(super) fn resume_servers(&self) {
-        for server in self.servers.iter().flatten() {
+    pub(super) fn resume_servers(&mut self) {
+        for server in self.servers.iter_mut().flatten() {
             server.resume();
         }
     }

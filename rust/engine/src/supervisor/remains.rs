@@ -20,6 +20,17 @@ use crate::tree::{Scope, Tree};
 /// How many looks at the process table must find nothing. One look can miss a process that is just being forked.
 const LOOKS: usize = 2;
 
+/// Who looks after what dead branches of warm servers have left. Only they can prove that nothing is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heirs {
+    /// Nothing is left.
+    None,
+    /// Warm servers, which are not done.
+    Busy,
+    /// Nobody.
+    Gone,
+}
+
 /// Facts about a group by which its remaining processes are found.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a> {
@@ -32,6 +43,7 @@ pub(super) struct Group<'a> {
     pub(super) servers: &'a [i32],
     /// Pids of the branches of warm servers: what workers leave is adopted there.
     pub(super) branches: &'a [i32],
+    pub(super) heirs: Heirs,
 }
 
 /// Finds and ends the processes of a job.
@@ -113,10 +125,17 @@ impl Remains {
     pub(super) fn are_none(&mut self, group: Group<'_>) -> bool {
         if self.adopting {
             let spared = [group.workers, group.servers].concat();
-            let orphans = reap_orphans(&spared);
-            let is_below_us = group.branches.is_empty() && !self.has_lost_branch;
-            if is_below_us && (group.servers.is_empty() || orphans == Orphans::None) {
-                return orphans == Orphans::None;
+            if reap_orphans(&spared) != Orphans::None || group.heirs == Heirs::Busy {
+                return false;
+            }
+            let tree = self.tree.as_mut().ok();
+            let known = [group.workers, group.leaders].concat();
+            let is_bare = |tree: &mut Tree| group.branches.iter().all(|&pid| tree.is_bare(pid, &known));
+            if !tree.is_none_or(is_bare) {
+                return false;
+            }
+            if !self.has_lost_branch {
+                return true;
             }
         } else if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok()) {
             return !populated;
@@ -206,18 +225,30 @@ impl Remains {
     /// Describes processes that are left, or may be left as far as we know. `left`: the kernel says that processes
     /// are left.
     pub(super) fn survivors(&mut self, group: Group<'_>, left: bool) -> Vec<Survivor> {
+        let is_proved = self.are_proved_to_be_none(group);
         let can_tell = self.adopting || group.cgroup.is_some();
         if !left {
             let is_unknown = !can_tell && self.tree.is_err();
-            return is_unknown.then(|| self.unseen()).into_iter().collect();
+            let unknown = is_unknown.then(|| self.unseen());
+            return unknown
+                .or((!is_proved).then(|| Survivor::unseen(libc::ECHILD)))
+                .into_iter()
+                .collect();
         }
         match self.with_tree(group, true, Tree::survivors) {
             None => vec![self.unseen()],
+            Some(seen) if seen.is_empty() && !is_proved => vec![Survivor::unseen(libc::ECHILD)],
             Some(seen) if seen.is_empty() && can_tell && !self.are_none(group) => {
                 vec![Survivor::unseen(libc::EACCES)]
             }
             Some(seen) => seen,
         }
+    }
+
+    /// Whether the kernel has said of all processes that dead branches have left that they are gone.
+    fn are_proved_to_be_none(&self, group: Group<'_>) -> bool {
+        let is_empty = |cgroup: &AttemptCgroup| cgroup.populated().is_ok_and(|populated| !populated);
+        group.heirs == Heirs::None || group.cgroup.is_some_and(is_empty)
     }
 
     fn unseen(&self) -> Survivor {

@@ -1,5 +1,6 @@
 //! The socket of a warm server, in the server: takes calls, and watches the branches that it has forked for them.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::path::Path;
@@ -7,11 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::SocketFlags;
-use rustix::process::{
-    Pid, PidfdFlags, Rlimit, Signal, getpid, getrlimit, pidfd_open, pidfd_send_signal, set_child_subreaper,
-    setpgid,
-};
+use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, getrlimit, pidfd_open, set_child_subreaper, setpgid};
 
+use super::branches::Branches;
 use super::request::{Purpose, Request};
 use super::standing::Standing;
 use crate::error::Error;
@@ -20,35 +19,26 @@ use crate::forkserver::link::{Link, raise_open_files};
 use crate::forkserver::message::Report;
 use crate::forkserver::order::Trace;
 use crate::forkserver::{pages, socket};
-use crate::orphans::{Orphans, reap_orphans};
-use crate::poller::{Interest, Poller, is_readable, wait_readable};
+use crate::poller::{Poller, is_readable};
 use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
 use crate::sys::{self, session_leader};
-use crate::tree::{Scope, Tree};
 
 const LISTENER: u64 = 0;
 const SESSION: u64 = 1;
 const SIGNAL: u64 = 2;
 /// The end of a branch has an even token from here on, the end of its job the odd token after it. A program that holds
-/// the server has an even token, too.
+/// the server, and a caller that has said nothing yet, have an even token, too.
 const FIRST_NUMBER: u64 = 4;
 /// Time that a caller has to say what it wants.
 const CALL_PATIENCE: Duration = Duration::from_millis(500);
-/// Time that a branch has to end when the engine has hung up.
-const BRANCH_PATIENCE: Duration = Duration::from_secs(2);
-/// Time between two looks at what a branch has left, and the most looks.
-const LOOK: Duration = Duration::from_millis(5);
-const MOST_LOOKS: usize = 400;
-
-struct Branch {
+/// The most callers that have said nothing yet. A further one takes the place of the first.
+const MOST_SILENT: usize = 64;
+/// A caller that has said nothing yet.
+struct Silent {
     number: u64,
-    pid: i32,
-    pidfd: OwnedFd,
-    /// Our copy of the job's connection: it shows when the engine has hung up.
     call: OwnedFd,
-    /// When a branch that goes on without an engine is killed.
-    due: Option<Instant>,
+    due: Instant,
 }
 
 /// A program that wants the server to stay.
@@ -94,9 +84,11 @@ struct Ends {
     poller: Poller,
     listener: OwnedFd,
     session: Option<OwnedFd>,
-    /// SIGTERM, by which a user may end the server. It is blocked once the modules are imported.
+    /// SIGTERM, by which a user may end the server, and SIGCHLD. They are blocked once the modules are imported.
     intake: OwnedFd,
-    branches: Vec<Branch>,
+    /// In the order of their calls.
+    silent: VecDeque<Silent>,
+    branches: Branches,
     holders: Vec<Holder>,
 }
 
@@ -112,7 +104,8 @@ impl Door {
         let poller = Poller::new()?;
         poller.watch(&listener, LISTENER)?;
         let leader = Pid::from_raw(session_leader()).filter(|leader| *leader != getpid());
-        let intake = signal::intake(SignalSet::of(&[libc::SIGTERM])).map_err(Error::os("signalfd"))?;
+        let intake =
+            signal::intake(SignalSet::of(&[libc::SIGTERM, libc::SIGCHLD])).map_err(Error::os("signalfd"))?;
         poller.watch(&intake, SIGNAL)?;
         // A leader that is gone already took its terminal along.
         let session = leader.and_then(|leader| pidfd_open(leader, PidfdFlags::empty()).ok());
@@ -130,7 +123,8 @@ impl Door {
                 listener,
                 session,
                 intake,
-                branches: Vec::new(),
+                silent: VecDeque::new(),
+                branches: Branches::default(),
                 holders: Vec::new(),
             }),
             next_number: FIRST_NUMBER,
@@ -164,36 +158,41 @@ impl Door {
     pub fn next_call(&mut self) -> Result<Option<Call>, Error> {
         loop {
             let now = Instant::now();
+            let spared = self.spared();
             let Some(ends) = &mut self.ends else {
                 return Err(Error::Forked);
             };
-            for branch in &mut ends.branches {
-                if branch.due.take_if(|due| *due <= now).is_some() {
-                    let _ = pidfd_send_signal(&branch.pidfd, Signal::KILL);
-                }
-            }
+            ends.branches.kill_late(now);
+            ends.branches.clear_some(&spared, now);
+            ends.forget_late_callers(now);
             let idle_until = self.idle_since + self.stay;
-            let has_jobs = !ends.branches.is_empty();
+            let has_jobs = !ends.branches.are_over();
             let is_needed = has_jobs || !ends.holders.is_empty() || !self.was_called;
             if !has_jobs && (self.is_closing || (!is_needed && idle_until <= now)) {
                 self.close();
                 return Ok(None);
             }
-            let due = ends.branches.iter().filter_map(|branch| branch.due).min();
-            let due = due.or((!is_needed).then_some(idle_until));
+            let silent = ends.silent.front().map(|silent| silent.due);
+            let idle = (!is_needed).then_some(idle_until);
+            let due = [silent, ends.branches.due(), idle].into_iter().flatten().min();
             let tokens = ends
                 .poller
                 .wait(due.map(|due| due.saturating_duration_since(now)))?;
             for token in tokens {
-                match token {
-                    LISTENER => {
-                        let call = self.answer();
-                        if call.is_some() {
-                            return Ok(call);
-                        }
+                let call = match token {
+                    LISTENER => self.answer(),
+                    SESSION => {
+                        self.close();
+                        None
                     }
-                    SESSION | SIGNAL => self.close(),
+                    SIGNAL => {
+                        self.hear_signals();
+                        None
+                    }
                     token => self.attend(token),
+                };
+                if call.is_some() {
+                    return Ok(call);
                 }
             }
         }
@@ -207,7 +206,9 @@ impl Door {
                 ends.folder.unlink(&self.name);
             }
             ends.poller.forget(&ends.listener);
-            ends.poller.forget(&ends.intake);
+            for silent in ends.silent.drain(..) {
+                ends.poller.forget(&silent.call);
+            }
             for holder in ends.holders.drain(..) {
                 ends.poller.forget(&holder.call);
             }
@@ -238,7 +239,7 @@ impl Door {
     pub fn add_holder(&mut self, call: OwnedFd) -> Result<(), Error> {
         let number = self.take_number();
         let ends = self.ends.as_mut().ok_or(Error::Forked)?;
-        ends.poller.watch_for(&call, number, Interest::default())?;
+        ends.poller.watch_end(&call, number)?;
         ends.holders.push(Holder { number, call });
         Ok(())
     }
@@ -260,13 +261,40 @@ impl Door {
         Ok(self.admit(taken(call)?, File::from(taken(file)?)))
     }
 
+    /// Takes those who call. Those who say nothing yet get time for it. Returns a call that needs an answer.
     fn answer(&mut self) -> Option<Call> {
-        let flags = SocketFlags::CLOEXEC;
-        let call = rustix::net::accept_with(&self.ends.as_ref()?.listener, flags).ok()?;
-        let peer = rustix::net::sockopt::socket_peercred(&call).ok()?;
-        if peer.uid != rustix::process::geteuid() || !wait_readable(&[call.as_fd()], CALL_PATIENCE) {
-            return None;
+        for _ in 0..MOST_SILENT {
+            let ends = self.ends.as_ref()?;
+            let call = rustix::net::accept_with(&ends.listener, SocketFlags::CLOEXEC).ok()?;
+            let Ok(peer) = rustix::net::sockopt::socket_peercred(&call) else {
+                continue;
+            };
+            if peer.uid != rustix::process::geteuid() {
+                continue;
+            }
+            if !is_readable(&call) {
+                self.wait_for(call);
+            } else if let Some(call) = self.hear(call) {
+                return Some(call);
+            }
         }
+        None
+    }
+
+    /// Gives a caller time to say something.
+    fn wait_for(&mut self, call: OwnedFd) {
+        let number = self.take_number();
+        let due = Instant::now() + CALL_PATIENCE;
+        let Some(ends) = &mut self.ends else { return };
+        if ends.poller.watch(&call, number).is_ok() {
+            ends.silent.push_back(Silent { number, call, due });
+        }
+        if ends.silent.len() > MOST_SILENT {
+            ends.forget_silent(0);
+        }
+    }
+
+    fn hear(&mut self, call: OwnedFd) -> Option<Call> {
         let file = Request::receive(&call).ok()?;
         self.admit(call, file)
     }
@@ -319,7 +347,7 @@ impl Door {
     fn account(&self) -> String {
         let count = |count: fn(&Ends) -> usize| self.ends.as_ref().map_or(0, count);
         let (busy, holders) = (
-            count(|ends| ends.branches.len()),
+            count(|ends| ends.branches.count()),
             count(|ends| ends.holders.len()),
         );
         let idle = if busy > 0 {
@@ -346,59 +374,50 @@ impl Door {
     pub fn forked(&mut self, call: Call, pid: i32) -> Result<(), Error> {
         let number = self.take_number();
         let ends = self.ends.as_mut().ok_or(Error::Forked)?;
-        let process = Pid::from_raw(pid).ok_or(Error::Closed)?;
-        let pidfd = pidfd_open(process, PidfdFlags::empty()).map_err(Error::os("watch a branch"))?;
         self.jobs += 1;
-        ends.poller.watch(&pidfd, number)?;
-        ends.poller
-            .watch_for(&call.connection, number + 1, Interest::default())?;
-        ends.branches.push(Branch {
-            number,
-            pid,
-            pidfd,
-            call: call.connection,
-            due: None,
-        });
-        Ok(())
+        ends.branches.add(number, pid, call.connection, &ends.poller)
     }
 
-    fn attend(&mut self, token: u64) {
-        let Some(ends) = &mut self.ends else { return };
+    /// Reacts to a caller, a holder or a branch. Returns a call that needs an answer.
+    fn attend(&mut self, token: u64) -> Option<Call> {
+        let ends = self.ends.as_mut()?;
+        if let Some(place) = ends.silent.iter().position(|one| one.number == token) {
+            let call = ends.forget_silent(place)?;
+            return self.hear(call);
+        }
         if let Some(place) = ends.holders.iter().position(|holder| holder.number == token) {
             ends.poller.forget(&ends.holders.remove(place).call);
             self.idle_since = Instant::now();
-            return;
+            return None;
         }
-        let Some(place) = ends
-            .branches
-            .iter()
-            .position(|branch| branch.number == token & !1)
-        else {
-            return;
-        };
-        let branch = &mut ends.branches[place];
-        if is_readable(&branch.pidfd) {
-            ends.poller.forget(&branch.pidfd);
-            ends.poller.forget(&branch.call);
-            // It is our child and dead.
-            let _ = try_wait(Target::Pid(branch.pid), true);
-            ends.branches.remove(place);
+        if ends.branches.attend(token, &ends.poller) {
             self.idle_since = Instant::now();
-            self.end_orphans();
-        } else if token != branch.number {
-            ends.poller.forget(&branch.call);
-            branch.due = Some(Instant::now() + BRANCH_PATIENCE);
+        }
+        None
+    }
+
+    fn hear_signals(&mut self) {
+        let Some(ends) = &self.ends else { return };
+        let mut is_told_to_end = false;
+        while let Ok(Some(received)) = signal::read_intake(ends.intake.as_fd()) {
+            is_told_to_end |= received.signal == libc::SIGTERM;
+        }
+        if is_told_to_end {
+            self.close();
+        }
+        let spared = self.spared();
+        if let Some(ends) = self.ends.as_mut().filter(|_| self.jobs > 0) {
+            ends.branches.reap(&spared);
         }
     }
 
-    /// Ends what branches have left, which only a branch can have left that was killed.
-    fn end_orphans(&mut self) {
+    /// The children that stay: branches, and the server in place of this one.
+    fn spared(&mut self) -> Vec<i32> {
         self.successor = self
             .successor
             .filter(|pid| matches!(try_wait(Target::Pid(*pid), true), Ok(None)));
-        let branches = self.ends.iter().flat_map(|ends| &ends.branches);
-        let spared: Vec<i32> = branches.map(|branch| branch.pid).chain(self.successor).collect();
-        end_descendants(&spared);
+        let branches = self.ends.iter().flat_map(|ends| ends.branches.pids());
+        branches.chain(self.successor).collect()
     }
 
     /// In the forked child: makes it the branch of a job. Returns its connection with the engine.
@@ -443,28 +462,18 @@ impl Call {
     }
 }
 
-/// Ends all descendants of this process but these and what is below them.
-pub(in crate::forkserver) fn end_descendants(spared: &[i32]) {
-    let mut tree = Tree::open();
-    let scope = Scope {
-        own_descendants: true,
-        roots: &[],
-        known: &[],
-        token: None,
-        spared: None,
-        servers: spared,
-        branches: &[],
-    };
-    for _ in 0..MOST_LOOKS {
-        // Behind a dead child that is spared others may be hidden. Its waiter reaps it, and calls this again.
-        if reap_orphans(spared) != Orphans::Alive {
-            return;
+impl Ends {
+    /// Hangs up on callers that say nothing.
+    fn forget_late_callers(&mut self, now: Instant) {
+        while self.silent.front().is_some_and(|silent| silent.due <= now) {
+            self.forget_silent(0);
         }
-        let Ok(tree) = &mut tree else { return };
-        if tree.kill_all(scope).unwrap_or_default().count == 0 {
-            return;
-        }
-        wait_readable(&[], LOOK);
+    }
+
+    fn forget_silent(&mut self, place: usize) -> Option<OwnedFd> {
+        let call = self.silent.remove(place)?.call;
+        self.poller.forget(&call);
+        Some(call)
     }
 }
 
@@ -476,26 +485,4 @@ fn copy_for_another(fd: impl AsFd) -> Result<i32, Error> {
 
 fn own_pid() -> i32 {
     getpid().as_raw_nonzero().get()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::orphans::sharing;
-    use crate::sys::wait::find_dead;
-
-    #[test]
-    #[expect(clippy::disallowed_types, reason = "a child that is not the engine's")]
-    fn a_dead_branch_that_is_not_reaped_yet_does_not_hold_up_the_server() {
-        let _alone = sharing::alone();
-        let mut branch = std::process::Command::new("true").spawn().unwrap();
-        let pid = branch.id() as i32;
-        while find_dead().unwrap() != Some(pid) {
-            wait_readable(&[], LOOK);
-        }
-        let begin = Instant::now();
-        end_descendants(&[pid]);
-        assert!(begin.elapsed() < LOOK * MOST_LOOKS as u32);
-        assert!(branch.wait().unwrap().success());
-    }
 }
