@@ -486,7 +486,6 @@ class LogNotice(_Event):
             "reopen_failed",
             "bytes_lost",
             "console_closed",
-            "console_failed",
             "lines_dropped",
         ]
     ]
@@ -497,8 +496,7 @@ class LogNotice(_Event):
     each file).
     ``reopen_failed``: a log file could not be reopened, so the engine still writes the old one.
     ``bytes_lost``: bytes are missing in a file. ``console_closed``: no process reads our
-    output any more. ``console_failed``: output cannot be shown, because its thread could not be started.
-    ``lines_dropped``: lines were not shown, because the console took none for a while.
+    output any more. ``lines_dropped``: lines were not shown, because the console took none for a while.
     """
     worker: Final[int | None]
     """Index in `LaunchSpec.workers`."""

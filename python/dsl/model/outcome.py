@@ -32,9 +32,6 @@ HANG_CODE = 124
 KEPT = 3
 """How many of the ended attempts are kept whole."""
 
-LOSSES = ("file_failed", "console_failed")
-"""Kinds of `LogNotice` about output that could not be written."""
-
 SIGKILL = 9
 SIGNAL_CODES = 128
 """Exit codes above this one stand for signals."""

@@ -389,8 +389,6 @@ def _describe(notice: LogNotice) -> str:
         return f"cannot write {notice.path}: {reason}, the job goes on without what does not fit"
     if notice.kind == "reopen_failed":
         return f"cannot open {notice.path} anew: {reason}, the output goes on into the file that was open"
-    if notice.kind == "console_failed":
-        return f"the output of the workers cannot be shown: {reason}, the job goes on without it"
     if notice.kind == "bytes_lost":
         return f"{notice.path} lacks {notice.count} bytes that could not be written"
     return "nobody reads the output any more, the job goes on"

@@ -33,7 +33,11 @@ create_exception!(
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 pub(crate) fn to_python(error: Error) -> PyErr {
     let message = error.to_string();
-    match error {
+    let errno = match &error {
+        Error::Os { source, .. } => source.raw_os_error(),
+        _ => None,
+    };
+    let error = match error {
         Error::Spec(_) => SpecError::new_err(message),
         Error::Limit(_) | Error::NoThread(_) => LimitError::new_err(message),
         Error::Binding(_) => BindingError::new_err(message),
@@ -43,7 +47,12 @@ pub(crate) fn to_python(error: Error) -> PyErr {
         | Error::Forked
         | Error::Closed
         | Error::Os { .. } => EngineError::new_err(message),
+    };
+    if let Some(errno) = errno {
+        // Fails only if memory is short: then the message has it.
+        let _ = Python::attach(|py| error.value(py).setattr("errno", errno));
     }
+    error
 }
 
 pub(crate) fn spec_error(error: impl std::fmt::Display) -> PyErr {

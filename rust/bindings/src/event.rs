@@ -165,10 +165,6 @@ impl From<engine::LogNotice> for LogNotice {
                 log.worker = Some(worker);
             }
             engine::LogNotice::ConsoleClosed => {}
-            engine::LogNotice::ConsoleFailed { errno } => {
-                log.kind = "console_failed";
-                log.errno = Some(errno);
-            }
             engine::LogNotice::LinesDropped { count } => {
                 log.kind = "lines_dropped";
                 log.count = count;

@@ -194,11 +194,6 @@ pub enum LogNotice {
     },
     /// The reader of our stdout or stderr has closed it.
     ConsoleClosed,
-    /// The output cannot be shown, because the thread that writes it could not be started.
-    ConsoleFailed {
-        /// Its errno.
-        errno: i32,
-    },
     /// Lines were not shown, because the console took no output for a while.
     LinesDropped {
         /// How many.

@@ -33,7 +33,7 @@ enum Command {
     Stop { signal: i32, grace: Option<Duration> },
     Kill,
     Listen(Callers, Sender<Result<(), Error>>),
-    TakeCallers(Sender<Vec<OwnedFd>>),
+    TakeCallers(Sender<Result<Vec<OwnedFd>, Error>>),
     Unlisten(Sender<()>),
     Pids(Sender<Vec<i32>>),
     LastLines(Sender<LastLines>),
@@ -120,7 +120,7 @@ impl Handle {
 
     /// Takes those who have called.
     pub fn take_callers(&self) -> Result<Vec<OwnedFd>, Error> {
-        self.ask(Command::TakeCallers)
+        self.ask(Command::TakeCallers)?
     }
 
     /// Removes the socket.

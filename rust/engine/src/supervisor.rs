@@ -80,6 +80,8 @@ pub struct Supervisor {
     orphans_due: Option<Instant>,
     /// Whether the signal that is handled now has reached the terminal's foreground group by itself.
     reached_foreground: bool,
+    /// When callers are awaited again that could not be taken.
+    callers_due: Option<Instant>,
     job_control: JobControl,
     /// Where views into the job call, if they may.
     callers: Option<Callers>,
@@ -129,6 +131,7 @@ impl Supervisor {
             survivors: Vec::new(),
             orphans_due: None,
             reached_foreground: false,
+            callers_due: None,
             job_control: JobControl::default(),
             callers: None,
             latest: None,
@@ -279,6 +282,7 @@ impl Supervisor {
             job.and_then(|job| job.deaths().due()),
             self.starts_due(),
             self.orphans_due,
+            self.callers_due,
             self.imports_due(),
             polling
                 .filter(|job| job.group().is_clearing())
@@ -297,6 +301,9 @@ impl Supervisor {
             if self.link.is_some() {
                 reap_orphans(&spared);
             }
+        }
+        if self.callers_due.is_some_and(|due| due <= now) {
+            self.await_callers();
         }
         if self.imports_due().is_some_and(|due| due <= now) {
             self.look_at_imports(now);

@@ -200,7 +200,7 @@ mod tests {
 
     fn left_over(consoles: &Consoles) -> std::fs::File {
         let (read, write) = rustix::pipe::pipe().unwrap();
-        let writer = Writer::new(write, Arc::new(Bell::new().unwrap())).unwrap();
+        let writer = Writer::new(write, Arc::new(Bell::new().unwrap()));
         writer.write(b"ten bytes\n".repeat(200_000));
         consoles.keep(PLACE, writer);
         std::fs::File::from(read)

@@ -133,7 +133,7 @@ impl Display {
 impl Side {
     fn new(console: Console, fd: std::io::Result<OwnedFd>, bell: &Arc<Bell>) -> Self {
         let writer = fd
-            .and_then(|fd| Writer::new(fd, Arc::clone(bell)))
+            .map(|fd| Writer::new(fd, Arc::clone(bell)))
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
         if let Ok(writer) = &writer {
             writer.adopt(Arc::clone(bell), Wants::Progress);

@@ -103,8 +103,6 @@ struct Reader {
     side_of: [Option<usize>; 2],
     /// Streams that will be shown on stdout and on stderr.
     expected: [usize; 2],
-    /// Whether a console could not be opened.
-    has_failed: bool,
     searches: Vec<Search>,
     /// Workers whose first output was reported.
     heard: HashSet<usize>,
@@ -134,7 +132,6 @@ impl Reader {
             sides: Vec::new(),
             side_of: [None; 2],
             expected,
-            has_failed: false,
             searches,
             heard: HashSet::new(),
             paused: Vec::new(),
@@ -149,7 +146,7 @@ impl Reader {
         let next = self
             .next
             .map(|next| next.saturating_duration_since(Instant::now()));
-        if self.paused.is_empty() {
+        if self.paused.is_empty() && !self.sides.iter().any(Side::is_behind) {
             next
         } else {
             Some(next.map_or(PAUSE_POLL, |next| next.min(PAUSE_POLL)))
@@ -252,14 +249,8 @@ impl Reader {
                 Some(other) if same_file() => other,
                 _ => {
                     let bell = Arc::clone(&self.link.bell);
-                    let side = Side::open(kind, &self.link.consoles, bell, self.options.collapse);
-                    match side {
-                        Ok(side) => self.sides.push(side?),
-                        Err(error) => {
-                            self.console_failed(&error);
-                            return None;
-                        }
-                    }
+                    let side = Side::open(kind, &self.link.consoles, bell, self.options.collapse)?;
+                    self.sides.push(side);
                     self.sides.len() - 1
                 }
             };
@@ -272,14 +263,6 @@ impl Reader {
             self.side_of[index] = Some(side);
         }
         self.side_of[index]
-    }
-
-    /// Reports a failed console, once.
-    fn console_failed(&mut self, error: &std::io::Error) {
-        if !std::mem::replace(&mut self.has_failed, true) {
-            let errno = error.raw_os_error().unwrap_or(Errno::AGAIN.raw_os_error());
-            notify(&self.link, LogNotice::ConsoleFailed { errno });
-        }
     }
 
     fn resize(&mut self) {

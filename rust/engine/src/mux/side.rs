@@ -1,7 +1,6 @@
 //! One console, and the rule for output that it does not take in time.
 
 use std::ffi::CString;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,17 +68,11 @@ pub(super) enum Fate {
 }
 
 impl Side {
-    /// Opens the side of our stdout or stderr; `None` if that stream is not open. Fails if its thread cannot be
-    /// started.
-    pub(super) fn open(
-        console: Console,
-        consoles: &Consoles,
-        bell: Arc<Bell>,
-        fold: bool,
-    ) -> io::Result<Option<Self>> {
+    /// Opens the side of our stdout or stderr; `None` if that stream is not open.
+    pub(super) fn open(console: Console, consoles: &Consoles, bell: Arc<Bell>, fold: bool) -> Option<Self> {
         let stream = stream(console);
         let (Ok(fd), Some(place)) = (fcntl_dupfd_cloexec(stream, 3), place(stream)) else {
-            return Ok(None);
+            return None;
         };
         let is_terminal = isatty(&fd);
         let has_screen = is_terminal && terminal::can_move_cursor();
@@ -95,9 +88,9 @@ impl Side {
                 writer.adopt(bell, Wants::Room);
                 writer
             }
-            None => Writer::new(fd, bell)?,
+            None => Writer::new(fd, bell),
         };
-        Ok(Some(Self {
+        Some(Self {
             console,
             stream,
             place,
@@ -111,7 +104,7 @@ impl Side {
             dropped: 0,
             dropped_total: 0,
             closed: false,
-        }))
+        })
     }
 
     /// Notes that a stream on this console is in no file.
@@ -126,6 +119,11 @@ impl Side {
         if self.kind == Kind::Terminal {
             self.composer.resize(terminal::size_of(self.stream));
         }
+    }
+
+    /// Whether nobody writes what is left, unless somebody asks.
+    pub(super) fn is_behind(&self) -> bool {
+        self.writer.is_behind()
     }
 
     /// Decides what to do with the next bytes of a stream.

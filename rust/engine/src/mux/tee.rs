@@ -42,7 +42,6 @@ impl Tee {
         let mask = signal::set_mask(SignalSet::ALL);
         let writer = Writer::new(fd, bell);
         signal::set_mask(mask);
-        let writer = writer.map_err(Error::thread("start a thread for a view"))?;
         let mut state = self.lock();
         writer.write(whole_lines(&state.recent).to_vec());
         state.views.push(View { writer, missed: 0 });

@@ -1,15 +1,16 @@
 //! Writes to our own stdout or stderr without blocking the caller.
 //!
 //! The descriptor is shared with the process that started us, so we cannot make it non-blocking. A separate thread
-//! writes. If a pager or Ctrl-S blocks the console, only this thread waits.
+//! writes. If a pager or Ctrl-S blocks the console, only this thread waits. Where no thread can be started, because
+//! there are as many as there may be, whoever asks or writes next writes what the console takes at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -21,6 +22,8 @@ use crate::bell::Bell;
 pub(super) const LIMIT_BYTES: usize = 8 << 20;
 /// Bytes of one write; progress is noted after each.
 const CHUNK: usize = 64 * 1024;
+/// Bytes of one write that must not block: what is ready has room for so many.
+const SMALL_CHUNK: usize = 256;
 /// How often a waiting thread looks at the time.
 const WAIT_POLL: Duration = Duration::from_millis(20);
 /// Buffers that are kept for reuse.
@@ -39,6 +42,8 @@ struct State {
     lost: Lost,
     over: bool,
     given_up: bool,
+    /// The rest of a line is lost.
+    is_torn: bool,
     spare: Vec<Vec<u8>>,
     owner: Owner,
 }
@@ -75,6 +80,13 @@ pub(super) enum Wants {
     Progress,
 }
 
+/// Whether a write may wait for the console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Waits,
+    None,
+}
+
 struct Backlog {
     state: Mutex<State>,
     changed: Condvar,
@@ -83,12 +95,14 @@ struct Backlog {
 /// The thread that writes to one console.
 pub(super) struct Writer {
     backlog: Arc<Backlog>,
-    thread: Option<JoinHandle<()>>,
+    outlet: Arc<Outlet>,
+    /// Empty as long as it cannot be started.
+    thread: OnceLock<JoinHandle<()>>,
 }
 
 impl Writer {
     /// Starts the thread. `bell` is rung whenever the queue falls below half its limit, or the console fails.
-    pub(super) fn new(fd: OwnedFd, bell: Arc<Bell>) -> std::io::Result<Self> {
+    pub(super) fn new(fd: OwnedFd, bell: Arc<Bell>) -> Self {
         let state = State {
             blocks: VecDeque::new(),
             current: None,
@@ -99,6 +113,7 @@ impl Writer {
             lost: Lost::default(),
             over: false,
             given_up: false,
+            is_torn: false,
             spare: Vec::new(),
             owner: Owner {
                 bell,
@@ -109,15 +124,45 @@ impl Writer {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let theirs = Arc::clone(&backlog);
-        let thread = std::thread::Builder::new()
+        let writer = Self {
+            backlog,
+            outlet: Arc::new(Outlet::new(fd)),
+            thread: OnceLock::new(),
+        };
+        writer.start_thread();
+        writer
+    }
+
+    fn start_thread(&self) {
+        #[cfg(test)]
+        if tests::HAS_NO_THREAD.get() {
+            return;
+        }
+        let (backlog, outlet) = (Arc::clone(&self.backlog), Arc::clone(&self.outlet));
+        let spawned = std::thread::Builder::new()
             .name("dsl-console".into())
             .stack_size(128 * 1024)
-            .spawn(move || theirs.serve(&Outlet::new(fd)))?;
-        Ok(Self {
-            backlog,
-            thread: Some(thread),
-        })
+            .spawn(move || backlog.serve(&outlet, Patience::Waits));
+        if let Ok(thread) = spawned {
+            // Only the owner starts it, so there is none.
+            let _ = self.thread.set(thread);
+        }
+    }
+
+    /// Whether there is no thread that writes what is left.
+    pub(super) fn is_behind(&self) -> bool {
+        self.thread.get().is_none() && !self.backlog.lock().is_done()
+    }
+
+    /// The state, after what the thread would have done if there is none.
+    fn state(&self) -> MutexGuard<'_, State> {
+        if self.is_behind() {
+            self.start_thread();
+            if self.thread.get().is_none() {
+                self.backlog.serve(&self.outlet, Patience::None);
+            }
+        }
+        self.backlog.lock()
     }
 
     /// From now on rings this bell instead.
@@ -143,12 +188,15 @@ impl Writer {
         state.blocks.push_back(block);
         drop(state);
         self.backlog.changed.notify_all();
+        if self.thread.get().is_none() {
+            drop(self.state());
+        }
         spare
     }
 
     /// How many bytes wait, and how long no byte was written.
     pub(super) fn backlog(&self) -> (usize, Duration) {
-        let state = self.backlog.lock();
+        let state = self.state();
         let idle = if state.bytes == 0 {
             Duration::ZERO
         } else {
@@ -159,7 +207,7 @@ impl Writer {
 
     /// Whether the reader has closed the console.
     pub(super) fn is_closed(&self) -> bool {
-        self.backlog.lock().closed
+        self.state().closed
     }
 
     /// Why the console could not be written at first; once. A file that is not closed gets later output all the same.
@@ -179,19 +227,20 @@ impl Writer {
 
     /// Whether everything is written, or the console is closed.
     pub(super) fn is_done(&self) -> bool {
-        self.backlog.lock().is_done()
+        self.state().is_done()
     }
 
     /// Waits until the writer is done. Stops waiting if the console has taken nothing for `patience`, at the time
     /// `until`, or if `given_up` returns true. Returns whether the writer is done.
     pub(super) fn wait(&self, patience: Duration, until: Instant, given_up: impl Fn() -> bool) -> bool {
-        let mut state = self.backlog.lock();
+        let mut state = self.state();
         while !state.is_done() {
             if state.progress.elapsed() >= patience || Instant::now() >= until || given_up() {
                 return false;
             }
             let waited = self.backlog.changed.wait_timeout(state, WAIT_POLL);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            state = self.state();
         }
         true
     }
@@ -214,7 +263,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let mut state = self.backlog.lock();
+        let mut state = self.state();
         state.over = true;
         let is_idle = state.bytes == 0 && !state.given_up;
         drop(state);
@@ -250,22 +299,24 @@ impl Backlog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve(&self, outlet: &Outlet) {
-        let mut is_torn = false; // the rest of a line is lost
+    /// Writes until the owner has gone; with [`Patience::None`], what the console takes at once.
+    fn serve(&self, outlet: &Outlet, patience: Patience) {
         loop {
             let mut state = self.lock();
-            let block = loop {
+            let (block, written) = loop {
+                if let Some(begun) = state.current.clone() {
+                    break begun;
+                }
                 if let Some(block) = state.blocks.pop_front() {
-                    break Arc::new(block);
-                }
-                if state.over {
+                    state.current = Some((Arc::new(block), 0));
+                } else if state.over || patience == Patience::None {
                     return;
+                } else {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
-            state.current = Some((Arc::clone(&block), 0));
             drop(state);
-            if !self.write_block(outlet, &block, &mut is_torn) {
+            if !self.write_block(outlet, &block, written, patience) {
                 return;
             }
             let mut state = self.lock();
@@ -278,16 +329,25 @@ impl Backlog {
         }
     }
 
-    /// Writes a block, or what a file takes of it; false if the console is closed, or the rest was given up.
-    fn write_block(&self, outlet: &Outlet, block: &[u8], is_torn: &mut bool) -> bool {
-        let mut rest = block;
+    /// Writes a block from the byte `written` on, or what a file takes of it; false if the console is closed, the rest
+    /// was given up, or the console takes no more without a wait that is not wanted.
+    fn write_block(&self, outlet: &Outlet, block: &[u8], written: usize, patience: Patience) -> bool {
+        let mut rest = &block[written..];
+        let most = match patience {
+            Patience::Waits => CHUNK,
+            Patience::None => SMALL_CHUNK,
+        };
         while !rest.is_empty() {
-            let written = match std::mem::take(is_torn).then(|| outlet.write(b"\n")) {
+            if patience == Patience::None && !outlet.is_ready() {
+                return false;
+            }
+            let is_torn = std::mem::take(&mut self.lock().is_torn);
+            let written = match is_torn.then(|| outlet.write(b"\n")) {
                 Some(Err(error)) => {
-                    *is_torn = true;
+                    self.lock().is_torn = true;
                     Err(error)
                 }
-                _ => outlet.write(&rest[..rest.len().min(CHUNK)]),
+                _ => outlet.write(&rest[..rest.len().min(most)]),
             };
             match written {
                 Ok(count) => {
@@ -297,6 +357,7 @@ impl Backlog {
                     }
                 }
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if patience == Patience::None => return false,
                 Err(Errno::AGAIN) => {
                     let _ = poll(&mut [PollFd::new(&outlet.fd, PollFlags::OUT)], None);
                     if self.lock().given_up {
@@ -305,8 +366,8 @@ impl Backlog {
                 }
                 Err(error) if outlet.is_file => {
                     let done = &block[..block.len() - rest.len()];
-                    *is_torn |= done.last().is_some_and(|last| *last != b'\n');
                     let mut state = self.lock();
+                    state.is_torn |= done.last().is_some_and(|last| *last != b'\n');
                     state.note_failure(error);
                     state.lost.bytes += rest.len() as u64;
                     state.lost.lines += lines_of(rest) as u64;
@@ -314,21 +375,26 @@ impl Backlog {
                     return self.note_progress(rest.len());
                 }
                 Err(error) => {
-                    let mut state = self.lock();
-                    state.closed = true;
-                    state.note_failure(error);
-                    state.bytes = 0;
-                    state.blocks.clear();
-                    state.current = None;
-                    let bell = Arc::clone(&state.owner.bell);
-                    drop(state);
-                    self.changed.notify_all();
-                    bell.ring();
+                    self.close(error);
                     return false;
                 }
             }
         }
         true
+    }
+
+    /// Notes that nobody can read the console any more.
+    fn close(&self, error: Errno) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.note_failure(error);
+        state.bytes = 0;
+        state.blocks.clear();
+        state.current = None;
+        let bell = Arc::clone(&state.owner.bell);
+        drop(state);
+        self.changed.notify_all();
+        bell.ring();
     }
 
     /// Notes that `count` more bytes are written or lost; false if the rest was given up.
@@ -390,6 +456,12 @@ impl Outlet {
             fd: reopened.unwrap_or(fd),
             is_socket: kind == Ok(FileType::Socket),
         }
+    }
+
+    /// Whether a write of [`SMALL_CHUNK`] bytes would not wait.
+    fn is_ready(&self) -> bool {
+        let now = Timespec::default();
+        poll(&mut [PollFd::new(&self.fd, PollFlags::OUT)], Some(&now)) != Ok(0)
     }
 
     fn write(&self, data: &[u8]) -> Result<usize, Errno> {

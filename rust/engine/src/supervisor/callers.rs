@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -16,6 +17,8 @@ use crate::supervisor::watched::Watched;
 
 /// Callers that may wait. The kernel refuses further ones.
 const WAITING: i32 = 16;
+/// How long callers wait who could not be taken, because too many files are open.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A listening socket, which is removed with this value.
 pub(crate) struct Callers {
@@ -47,18 +50,21 @@ impl Callers {
         Ok(callers)
     }
 
-    /// Takes the callers that wait. Those of other users are turned away; root may look at all jobs.
-    fn take(&self) -> Vec<OwnedFd> {
+    /// Takes the callers that wait. Those of other users are turned away; root may look at all jobs. Fails if there is
+    /// one who cannot be taken.
+    fn take(&self) -> io::Result<Vec<OwnedFd>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let mut taken = Vec::new();
         for _ in 0..WAITING {
             match rustix::net::accept_with(&self.listener, flags) {
                 Ok(caller) if may_look(caller.as_fd()) => taken.push(caller),
                 Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(error) if taken.is_empty() => return Err(error.into()),
                 Err(_) => break,
             }
         }
-        taken
+        Ok(taken)
     }
 }
 
@@ -110,15 +116,26 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Takes those who have called, and reports the next call.
-    pub(crate) fn take_callers(&mut self) -> Vec<OwnedFd> {
+    /// Takes those who have called, and reports the next call; after a failure not at once.
+    pub(crate) fn take_callers(&mut self) -> Result<Vec<OwnedFd>, Error> {
         let Some(callers) = &self.callers else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let taken = callers.take();
-        // Fails if nobody has called: the socket is watched still.
-        let _ = self.poller.watch(&callers.listener, Watched::Caller.encode());
-        taken
+        match &taken {
+            Ok(_) => self.await_callers(),
+            Err(_) => self.callers_due = Some(Instant::now() + PATIENCE),
+        }
+        taken.map_err(Error::os("take a view into the job"))
+    }
+
+    /// Reports the next call.
+    pub(super) fn await_callers(&mut self) {
+        self.callers_due = None;
+        if let Some(callers) = &self.callers {
+            // Fails if nobody has called: the socket is watched still.
+            let _ = self.poller.watch(&callers.listener, Watched::Caller.encode());
+        }
     }
 
     /// Removes the socket.

@@ -1,11 +1,17 @@
+use std::cell::Cell;
 use std::io::Read;
 
 use super::*;
 
+thread_local! {
+    /// Whether no thread can be started by this test.
+    pub(super) static HAS_NO_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
 fn writer() -> (Writer, std::fs::File) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     let bell = Arc::new(Bell::new().unwrap());
-    (Writer::new(write, bell).unwrap(), std::fs::File::from(read))
+    (Writer::new(write, bell), std::fs::File::from(read))
 }
 
 fn wait(writer: &Writer, patience_ms: u64) -> bool {
@@ -49,7 +55,7 @@ fn every_line_is_either_read_or_counted_as_given_up() {
 #[test]
 fn a_socket_is_counted_in_the_same_way() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let writer = Writer::new(ours.into(), Arc::new(Bell::new().unwrap())).unwrap();
+    let writer = Writer::new(ours.into(), Arc::new(Bell::new().unwrap()));
     let lines = 400_000;
     writer.write(b"ten bytes\n".repeat(lines));
     assert!(!wait(&writer, 50));
@@ -89,7 +95,7 @@ fn a_closed_console_swallows_the_rest() {
 fn a_file_that_takes_nothing_is_told_once_and_tried_again() {
     let full = OFlags::WRONLY | OFlags::CLOEXEC;
     let file = open(c"/dev/full", full, Mode::empty()).unwrap();
-    let writer = Writer::new(file, Arc::new(Bell::new().unwrap())).unwrap();
+    let writer = Writer::new(file, Arc::new(Bell::new().unwrap()));
     for _ in 0..2 {
         writer.write(b"one\ntwo\n".to_vec());
         assert!(wait(&writer, 5000));
@@ -99,4 +105,41 @@ fn a_file_that_takes_nothing_is_told_once_and_tried_again() {
     assert!(!writer.is_closed());
     assert_eq!(writer.take_lost(), Lost { bytes: 16, lines: 4 });
     assert_eq!(writer.take_lost(), Lost::default());
+}
+
+#[test]
+fn without_a_thread_the_console_gets_all_and_nobody_waits_for_it() {
+    HAS_NO_THREAD.set(true);
+    let (writer, mut reader) = writer();
+    writer.write(b"one\n".to_vec());
+    assert!(!writer.is_behind());
+    // More than a pipe holds.
+    let block = b"ten bytes\n".repeat(20_000);
+    writer.write(block.clone());
+    assert!(writer.is_behind());
+    assert!(!wait(&writer, 50));
+    let mut text = vec![0; block.len() + 4];
+    let (begin, rest) = text.split_at_mut(1000);
+    reader.read_exact(begin).unwrap();
+    assert!(writer.backlog().0 > 0, "no reader, no progress");
+    // As soon as there is a thread, it goes on where the others have stopped.
+    HAS_NO_THREAD.set(false);
+    assert!(writer.backlog().0 > 0);
+    reader.read_exact(rest).unwrap();
+    assert!(wait(&writer, 5000));
+    assert_eq!(text, [b"one\n".to_vec(), block].concat());
+}
+
+#[test]
+fn without_a_thread_a_file_that_is_full_and_a_closed_console_are_told() {
+    HAS_NO_THREAD.set(true);
+    let file = open(c"/dev/full", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let writer = Writer::new(file, Arc::new(Bell::new().unwrap()));
+    writer.write(b"one\ntwo\n".to_vec());
+    assert_eq!(writer.take_failure(), Some(Errno::NOSPC));
+    assert_eq!(writer.take_lost(), Lost { bytes: 8, lines: 2 });
+    let (writer, reader) = self::writer();
+    drop(reader);
+    writer.write(b"one\n".to_vec());
+    assert!(writer.is_closed());
 }
