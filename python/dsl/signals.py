@@ -1,4 +1,7 @@
-"""Names of signals, a parser for the lists of signals that users write, and threads that get no signal."""
+"""Names of signals, a parser for the lists of signals that users write, and threads that get no signal.
+
+And the words for what a process cannot get: such a thread, a file, memory.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,18 @@ ENDING = (1, 2, 3, 10, 12, 15)
 
 JOB_CONTROL = (20, 18, 28)
 """SIGTSTP, SIGCONT and SIGWINCH, which belong to the shell and the terminal."""
+
+MORE_PROCESSES = "raise the limit of processes (ulimit -u, pids.max of the control group)"
+
+SHORTAGES = {
+    11: f"no process or thread can be started here, {MORE_PROCESSES}",
+    12: "no memory is left, raise the limit of memory (ulimit -v, memory.max of the control group)",
+    23: "too many files are open on this machine, raise fs.file-max",
+    24: "too many files are open, raise the limit of open files (ulimit -n)",
+    28: "no space is left on the disk, free some of it",
+    122: "no space is left of your quota on the disk, free some of it",
+}
+"""What a process cannot get, by the number of the error, and how to mend it."""
 
 
 def signal_name(number: int) -> str:
@@ -96,8 +111,11 @@ def parse_signals(
     return tuple(found)
 
 
-def start_thread(work: Callable[[], None], name: str) -> None:
-    """Start a daemon thread to which no signal of the process goes: they are for its other threads."""
+def start_thread(work: Callable[[], object], name: str) -> None:
+    """Start a daemon thread to which no signal of the process goes: they are for its other threads.
+
+    Raises RuntimeError: there are as many as there may be.
+    """
     import signal
     from threading import Thread
 
@@ -106,3 +124,25 @@ def start_thread(work: Callable[[], None], name: str) -> None:
         Thread(target=work, daemon=True, name=name).start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def shortage(error: Exception) -> str:
+    """What this process cannot get, as a clause; empty: the error has another reason."""
+    if isinstance(error, ImportError) or _is_of_import(error):
+        return "a file of dsl or of its Python is gone or has changed since the start"
+    number = getattr(error, "errno", None)
+    if isinstance(error, MemoryError):
+        number = 12
+    elif isinstance(error, RuntimeError) and "start new thread" in str(error):
+        number = 11
+    return SHORTAGES.get(number or 0, "")
+
+
+def _is_of_import(error: Exception) -> bool:
+    """Whether the code of a module has raised it while it was imported, as one of another version may."""
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_name == "<module>":
+            return True
+        step = step.tb_next
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kit.waiting import until
 from tests.support.jobs import Job, running
 
 import dsl
+from dsl.errors import DslError
+from dsl.observe.jobs import RunningJob
 
 # Waits for the gate in its first life, and ends as it is told to.
 WORKER = """
@@ -145,6 +149,32 @@ def test_an_interrupt_ends_the_job_as_ever(
         os.kill(job.guard, signal.SIGTERM)
         assert job.wait() == 143
         assert "SIGTERM received: stopping 2 workers" in job.stderr()
+
+
+@pytest.mark.guarantee("G2")
+@WAYS
+@pytest.mark.parametrize("end, code", [("well", 0), ("code", 5)])
+@pytest.mark.parametrize(
+    "options", [[], ["--stacks-on-failure"], ["--hang-timeout", "2"], ["--metrics", "m"]]
+)
+def test_a_look_costs_the_look_alone(
+    options: list[str], end: str, code: int, take: Callable[[Path], None], package: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with running(job_of("dsl", tmp_path, options, end), tmp_path) as job:
+        job.ready(2)
+        (path,) = until(lambda: list((tmp_path / "dsl").glob("*.sock")))
+        take(package)
+        with contextlib.suppress(OSError, DslError):
+            look = RunningJob(str(path))
+            with contextlib.closing(look):
+                look.look("stacks")
+        (tmp_path / "gate").touch()
+        assert job.wait() == code, job.stderr()
+        assert "internal error" not in job.stderr()
+        assert options or "a file of dsl or of its Python is gone or has changed" in job.stderr()
 
 
 @pytest.mark.guarantee("G2", "G3")

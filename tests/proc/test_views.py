@@ -22,7 +22,9 @@ from tests.support.terminal import terminal
 from dsl.agent.views import MOST_VIEWS
 from dsl.errors import DslError
 from dsl.model.observation import NodeStatus
-from dsl.observe.jobs import RunningJob, find_job, running_jobs
+from dsl.observe import jobs
+from dsl.observe.jobs import RunningJob, call_jobs, find_job, running_jobs
+from dsl.observe.py_spy import read_state
 
 OPEN: list[RunningJob] = []
 
@@ -198,6 +200,71 @@ def test_dsl_ps_lists_the_job(job: Job, dsl_command: Path) -> None:
     found: dict[str, Any] = json.loads(subprocess.check_output([tool, "--json"], timeout=20))
     assert found["schema"] == 1
     assert [one["ranks"] for one in found["jobs"] if one["pid"] == job.guard] == [3]
+
+
+@contextlib.contextmanager
+def stopped(job: Job) -> Iterator[None]:
+    """The processes that supervise a job are stopped."""
+    pids = (job.guard, job.agent())
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: all(read_state(pid) == "T" for pid in pids))
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_stopped_job_is_a_row_and_holds_up_no_other(
+    job: Job, dsl_command: Path, testchild: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "CALL_S", 1e6)  # nobody waits so long for a job that he does not mean
+    seen(job)
+    tool = str(dsl_command.with_name("dsl-ps"))
+    with running(dsl_line(dsl_command, 1, [str(testchild), "pause"]), tmp_path / "other") as other:
+        seen(other)
+        with stopped(job):
+            text = subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True).stdout
+            rows = {one.split()[0]: one for one in text.splitlines()}
+            assert rows[str(job.guard)].split()[1:3] == ["no", "answer"]
+            assert str(testchild) in rows[str(job.guard)]
+            assert rows[str(other.guard)].split()[1] == "running"
+            found = json.loads(subprocess.check_output([tool, "--json"], timeout=20))
+            assert [one["pid"] for one in found["jobs"]] == [other.guard]
+            assert [one["pid"] for one in found["no_answer"]] == [job.guard]
+            for word in ("", str(other.guard)):
+                answered, silent = call_jobs(word)
+                OPEN.extend(answered)
+                assert find_job(word, answered, silent).view.pid == other.guard
+    assert own_jobs(job.guard)
+
+
+def test_who_means_a_stopped_job_is_told(
+    job: Job, dsl_command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "CALL_S", 0.1)
+    seen(job)
+    with stopped(job):
+        for word in ("", str(job.guard)):
+            with pytest.raises(DslError, match=f"job {job.guard} does not answer, it may be stopped"):
+                find_job(word, *call_jobs(word))
+        attached = subprocess.run(
+            [str(dsl_command.with_name("dsl-attach")), str(job.guard)],
+            capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+        assert (attached.returncode, attached.stderr.count("\n")) == (1, 1)
+        assert f"job {job.guard} does not answer" in attached.stderr
+
+
+def test_a_job_whose_directory_is_gone_is_seen(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    line = dsl_line(dsl_command, 1, [str(testchild), "pause"])
+    here = tmp_path / "here"
+    here.mkdir()
+    with running(["sh", "-c", 'cd "$0" && exec "$@"', str(here), *line], tmp_path / "job") as job:
+        seen(job)
+        here.rmdir()
+        assert until(lambda: [one.view.cwd for one in own_jobs(job.guard)]) == [""]
 
 
 def test_dsl_ps_begins_with_the_script_and_fits_the_terminal(dsl_command: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from dsl import (
@@ -20,7 +21,6 @@ from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.model.outcome import (
     KEPT,
-    LOSSES,
     SIGKILL,
     AttemptEnded,
     AttemptOutcome,
@@ -35,7 +35,8 @@ from dsl.model.outcome import (
     RestartFailed,
     TimerExpired,
 )
-from dsl.report.speak import complain
+from dsl.report.speak import complain, optional
+from dsl.signals import shortage
 from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
@@ -167,9 +168,9 @@ class Agent:
             if outcome.code == 0:
                 outcome = replace(outcome, code=1 if signum is None else 128 + signum, lost_output=True)
         if self._watchers is not None:
-            self._watchers.end()
-        if self._metrics is not None:
-            self._metrics.end(outcome)
+            optional(self._plan.command, "a view is not closed", self._watchers.end)
+        if (metrics := self._metrics) is not None:
+            optional(self._plan.command, "the last metrics are missing", lambda: metrics.end(outcome))
         return outcome
 
     def _prepare(self, plan: NodePlan) -> None:
@@ -208,7 +209,8 @@ class Agent:
             except (DslError, EngineError) as error:
                 return self._give_up(error, supervisor)
             except Exception as error:  # noqa: BLE001  whatever it is, the last attempt has ended as it did
-                return self._give_up(DslError(f"internal error: {type(error).__name__}: {error}"), supervisor)
+                why = shortage(error) or f"internal error: {type(error).__name__}: {error}"
+                return self._give_up(DslError(why), supervisor)
 
     def _settle(self, supervisor: Supervisor) -> None:
         """Make what only a job needs that lasts: files in memory, a socket for views, watchers."""
@@ -217,8 +219,12 @@ class Agent:
         self._is_settled = True
         _own_process.keep(LATE_MODULES)
         if self._command_pid:
-            channels = self._watchers_of(supervisor).begin(self._plan, self._metrics)
-            self._channels = (*self._channels, *channels)
+            channels = optional(
+                self._plan.command,
+                "nobody can look at this job",
+                lambda: self._watchers_of(supervisor).begin(self._plan, self._metrics),
+            )
+            self._channels = (*self._channels, *(channels or ()))
 
     def _end_hung(self, hung: EndHung, supervisor: Supervisor) -> None:
         """End those of our workers that hang: their failure is followed as any other."""
@@ -269,12 +275,13 @@ class Agent:
         # Before the start, so that the engine knows whether it has to wake us for each worker.
         self._take_in(supervisor, *self._wait(supervisor, 0.0))
         self._begin_s = time.monotonic()
+        if plan.hang_timeout_s is not None or self._metrics is not None:
+            self._settle(supervisor)  # now there is a thread to be had
         supervisor.start(self._spec)
         self._tell(AttemptStarted(self._plan))
         if not self._is_settled:
             self._take_in(supervisor, *self._wait(supervisor, 0.0 if plan.fork_servers else SETTLE_S))
-            lasts = not any(isinstance(event, Ended) for event, _ in self._queue)
-            if lasts or self._metrics is not None:
+            if not any(isinstance(event, Ended) for event, _ in self._queue):
                 self._settle(supervisor)
 
     def _serve(self, server: ForkServer, supervisor: Supervisor) -> int:
@@ -331,7 +338,7 @@ class Agent:
             elif isinstance(event, ForkServerLost):
                 servers.append(event)
             elif isinstance(event, LogNotice):
-                self._has_lost_output |= event.kind in LOSSES
+                self._has_lost_output |= event.kind == "file_failed"
             elif isinstance(event, Ended):
                 duration_s = time.monotonic() - begin_s
                 outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
@@ -355,15 +362,15 @@ class Agent:
     def _begin_look(self, supervisor: Supervisor) -> bool:
         """Whether the workers are stopped when a look at them is over, because a worker has failed."""
         if self._look is None:
-            from dsl.agent.failure_look import FailureLook
 
-            try:
-                self._look = FailureLook(self._plan, supervisor.pids())
-            except (OSError, RuntimeError) as error:  # too many descriptors or threads
-                complain(self._plan.command, error)
-                supervisor.stop()
-                return False
-        return self._look.is_going_on
+            def look() -> FailureLook:
+                from dsl.agent.failure_look import FailureLook
+
+                return FailureLook(self._plan, supervisor.pids())
+
+            what = "what the other workers did is unknown"
+            self._look = optional(self._plan.command, what, look, lambda _: supervisor.stop())
+        return self._look is not None and self._look.is_going_on
 
     def _end_look(self) -> tuple[RankStacks, ...]:
         """Forget the look of an attempt that has ended, but for what it has found."""
@@ -406,16 +413,36 @@ class Agent:
         """Queue events of the channels and of the engine, and mark those that matter to later decisions."""
         for event in told:
             if isinstance(event, Asked):
-                self._watchers_of(supervisor).views.answer(event.look, event.reply)
+                self._show(supervisor, event)
             else:
                 self._queue.append((event, not isinstance(event, TimerExpired)))
         for event in happened:
-            if isinstance(event, Called):
-                self._watchers_of(supervisor).views.welcome()
-            elif isinstance(event, SignalReceived) and event.action == "explain":
-                self._watchers_of(supervisor).views.explain()
+            if isinstance(event, Called) or (isinstance(event, SignalReceived) and event.action == "explain"):
+                self._show(supervisor, event)
             else:
                 self._queue.append((event, _is_news(event)))
+
+    def _show(self, supervisor: Supervisor, event: Asked | Called | SignalReceived) -> None:
+        """Serve somebody who looks at the job, or turn him away."""
+
+        def serve() -> None:
+            views = self._watchers_of(supervisor).views
+            if isinstance(event, Asked):
+                views.answer(event.look, event.reply)
+            elif isinstance(event, Called):
+                views.welcome()
+            else:
+                views.explain()
+
+        def turn_away(_why: str) -> None:
+            try:
+                callers = supervisor.callers()
+            except EngineError:
+                return  # they cannot be taken
+            for fd in callers:
+                os.close(fd)
+
+        optional(self._plan.command, "somebody who looks at this job gets no answer", serve, turn_away)
 
     def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
         """Apply a decision to a running group. What follows is decided when the group has ended."""
@@ -468,7 +495,7 @@ class Agent:
 
                 attempt = with_report(attempt)
             except Exception as error:  # noqa: BLE001  our own files are gone: the job ends as it has to
-                complain(attempt.plan.command, error)
+                complain(attempt.plan.command, error, "the evidence of the failure is missing")
         history = self._history
         tried = history.tried
         if tried or attempt.cause is not None or attempt.news:
@@ -483,7 +510,7 @@ class Agent:
             try:
                 listener.hear(event)
             except Exception as error:  # noqa: BLE001  what listeners do never changes what the agent does
-                complain(self._plan.command, error)
+                complain(self._plan.command, error, "a line about the job, or a record of it, is missing")
 
 
 def _is_news(event: object) -> bool:

@@ -14,7 +14,7 @@ from dsl.errors import DslError
 from dsl.machine.this_process import Console, use_null
 from dsl.model.outcome import AttemptStarted
 from dsl.observe.job_folders import JobFolders, OwnFolder
-from dsl.report.speak import complain, flush_output, say, write
+from dsl.report.speak import flush_output, optional, say, write
 from dsl.signals import ENDING, signal_name
 
 TYPE_CHECKING = False
@@ -118,11 +118,8 @@ class Background:
 
     def end(self, code: int) -> None:
         """Keep the command's exit code."""
-        try:
-            if self._folder is not None:
-                self._folder.end(code)
-        except Exception as error:  # noqa: BLE001  it never changes the exit code
-            complain(self._command, error)
+        if (folder := self._folder) is not None:
+            optional(self._command, "the exit code is not kept", lambda: folder.end(code))
 
 
 class _WaitEndedError(DslError):

@@ -76,11 +76,14 @@ class Elsewhere:
         from queue import Empty
 
         deadline_s = time.monotonic() + ANSWER_S
+        waiting = set(missing)
         try:
-            while missing:
+            while waiting:
                 place, answer = queue.get(timeout=max(deadline_s - time.monotonic(), 0.0))
                 if isinstance(answer, Looked):
-                    missing.discard(place)
+                    waiting.discard(place)
+                    if not answer.missing:  # else it cannot answer
+                        missing.discard(place)
                 else:
                     yield replace(answer, number=look.number)
         except Empty:

@@ -7,6 +7,7 @@ import socket
 from dsl._record import replace
 from dsl.model.observation import Look, RankStacks, RankStatus
 from dsl.observe.taker import take_stacks
+from dsl.report.speak import optional
 from dsl.signals import start_thread
 
 TYPE_CHECKING = False
@@ -29,14 +30,18 @@ class FailureLook:
     deadline_s = None
 
     def __init__(self, plan: NodePlan, pids: Sequence[int]) -> None:
-        """``pids``: those of the plan's workers; 0 for a worker that does not run. Raises OSError."""
+        """``pids``: those of the plan's workers; 0 for a worker that does not run.
+
+        Raises OSError or RuntimeError: there are too many descriptors or threads.
+        """
         self.stacks: tuple[RankStacks, ...] = ()
         """What the workers execute that run, as soon as it is known."""
         pairs = zip(plan.workers[:MOST_RANKS], pids, strict=False)
         self._ranks = [RankStatus(worker.rank, worker.local_rank, pid) for worker, pid in pairs if pid]
         self._is_read = False
         self._ours, self._theirs = socket.socketpair()
-        start_thread(self._take, "dsl-failure-look")
+        what = "what the other workers did is unknown"
+        start_thread(lambda: optional(plan.command, what, self._take), "dsl-failure-look")
 
     def _take(self) -> None:
         with self._theirs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from threading import Event
 
 from dsl import EngineError
@@ -14,7 +15,7 @@ from dsl.model.observation import Look
 from dsl.model.outcome import EndHung, Hang
 from dsl.observe.explain import explain
 from dsl.observe.hang_watch import HangWatch, odd_ranks
-from dsl.report.speak import complain
+from dsl.report.speak import optional
 from dsl.signals import start_thread
 
 TYPE_CHECKING = False
@@ -38,7 +39,7 @@ class HangWatcher:
     deadline_s = None
 
     def __init__(self, plan: NodePlan, ask: Ask, *, ends_ranks: bool) -> None:
-        """Begin to watch. Raises OSError or RuntimeError: too many descriptors or threads."""
+        """Begin to watch. Raises OSError or RuntimeError: there are too many descriptors or threads."""
         assert plan.hang_timeout_s is not None
         self._action, self._command, self._ends_ranks = plan.hang_action, plan.command, ends_ranks
         self._ask = ask
@@ -46,15 +47,18 @@ class HangWatcher:
         self._found: list[Hang] = []
         self._is_over = Event()
         self._ours, self._theirs = socket.socketpair()
-        start_thread(self._run, "dsl-hang-watch")
+        what = "nobody watches for hangs any more (--hang-timeout)"
+        start_thread(lambda: optional(self._command, what, self._run), "dsl-hang-watch")
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a hang was found."""
+        """A descriptor that is readable when a hang was found; -1: the watch has ended."""
         return self._ours.fileno()
 
     def read(self) -> Sequence[object]:
         """The hangs that were found, and what they lead to."""
-        self._ours.recv(1)
+        if not self._ours.recv(1):
+            self._ours.close()
+            return ()
         hang = self._found.pop(0)
         if self._ends_ranks and hang.action == "restart":
             return hang, EndHung(hang.attempt, hang.ranks, hang.why)
@@ -68,13 +72,8 @@ class HangWatcher:
     def _run(self) -> None:
         with self._theirs:
             while not self._is_over.wait(self._watch.interval_s):
-                try:
+                with suppress(OSError, EngineError):  # between two attempts, or at the end of the job
                     self._look()
-                except (OSError, EngineError):
-                    continue  # between two attempts, or at the end of the job
-                except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-                    complain(self._command, error)
-                    return
 
     def _look(self) -> None:
         watch = self._watch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from dsl.model.observation import JobView, Look
 from dsl.model.outcome import Hang, MembershipChanged, Outcome
 from dsl.plan.outputs import read_target
 from dsl.report.metrics import CONTENT_TYPE, Tally, metrics_text
-from dsl.report.speak import complain, say
+from dsl.report.speak import optional, say
 from dsl.signals import start_thread
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class Metrics:
     def begin(self, ask: Ask, view: Callable[[], JobView]) -> None:
         """Show the figures from now on. Raises RuntimeError: there are too many threads."""
         self._ask, self._view = ask, view
-        start_thread(self._serve if self._listener is not None else self._keep_file, "dsl-metrics")
+        work = self._serve if self._listener is not None else self._keep_file
+        what = "there are no metrics any more"
+        start_thread(lambda: optional(self._command, what, work), "dsl-metrics")
 
     def hear(self, event: object) -> None:
         """Count what happens."""
@@ -107,10 +110,7 @@ class Metrics:
 
     def _serve(self) -> None:
         assert self._listener is not None
-        try:
-            serve(self._listener, self._is_over, self._answer, within_s=REQUEST_S, most_bytes=LONGEST_REQUEST)
-        except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-            complain(self._command, error)
+        serve(self._listener, self._is_over, self._answer, within_s=REQUEST_S, most_bytes=LONGEST_REQUEST)
 
     def _answer(self, asked: bytearray) -> bytes | None:
         """The answer to a request; None: it is not whole. Raises OSError: it gets none."""
@@ -139,16 +139,11 @@ class Metrics:
 
     def _keep_file(self) -> None:
         while True:
-            try:
+            with suppress(OSError, EngineError):  # between two attempts, or at the end of the job
                 text = self._figures()
                 with self._lock:
                     if not self._is_over.is_set():
                         self._write(text)
-            except (OSError, EngineError):
-                pass  # between two attempts, or at the end of the job
-            except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-                complain(self._command, error)
-                return
             if self._is_over.wait(EVERY_S):
                 return
 

@@ -17,8 +17,8 @@ from dsl.agent.agent import Agent
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.report.narrator import CONSOLE, Narrator
-from dsl.report.speak import complain, flush_output, say
-from dsl.signals import ENDING, end_on_request, signal_name
+from dsl.report.speak import complain, flush_output, optional, say
+from dsl.signals import ENDING, MORE_PROCESSES, end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -301,8 +301,8 @@ class Session:
             pid = os.fork()
         except OSError as error:
             guard.discard()
-            hint = ", raise the limit of processes (ulimit -u, pids.max of the control group)"
-            why = f"{error.strerror}{hint if isinstance(error, BlockingIOError) else ''}"
+            hint = f", {MORE_PROCESSES}" if isinstance(error, BlockingIOError) else ""
+            why = f"{error.strerror}{hint}"
             hooks.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
             return 1
         if pid == 0:
@@ -318,12 +318,10 @@ class Session:
         _own_process.keep(GUARD_MODULES)
         links = [] if calls is None else calls.take_all()
         outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files, links=links)
-        try:
-            if outcome.agent_signal is not None:
-                _tidy_up(self._source, plan, pid)
-            _report_agent(plan, pid, outcome)
-        except Exception as error:  # noqa: BLE001  a failing report never changes the exit code
-            complain(plan.command, error)
+        if outcome.agent_signal is not None:
+            optional(plan.command, "files of the job are left", lambda: _tidy_up(self._source, plan, pid))
+        what = "the end of the agent is not reported"
+        optional(plan.command, what, lambda: _report_agent(plan, pid, outcome))
         code = 1 if outcome.survivors and not outcome.code else outcome.code
         if background is not None:
             background.end(code)
@@ -429,16 +427,13 @@ def _run_agent(
         hooks.refuse(plan.command, str(error), error.exit_code)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
-        complain(plan.command, error)
+        complain(plan.command, error, "the job ends")
         return INTERNAL_ERROR
     return code
 
 
 def _finish(source: Plans, plan: NodePlan, *, succeeded: bool) -> None:
-    try:
-        source.finish(succeeded=succeeded)
-    except Exception as error:  # noqa: BLE001  a failing cleanup never changes the exit code
-        complain(plan.command, error)
+    optional(plan.command, "files of the job are left", lambda: source.finish(succeeded=succeeded))
 
 
 def _with_pid_file(plan: NodePlan, run: Callable[[], T]) -> T:

@@ -172,7 +172,8 @@ def _parse(line: bytes) -> tuple[int, str, float, int] | None:
 
 def _signal(pid: int, timer: _Timer) -> bool:
     """Send the signal if the process is still the one that took the timer, and a descendant of ours (G1)."""
-    import signal
+    # A part of the interpreter, so importing it needs no file. It has no stub.
+    import _signal as signal  # type: ignore[import-not-found]
 
     try:
         pidfd = os.pidfd_open(pid)

@@ -6,6 +6,8 @@ The main thread of the agent only takes the callers. What a view does or leaves 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import partial
 
 from dsl import EngineError, __version__
 from dsl.agent.statuses import statuses
@@ -19,6 +21,7 @@ from dsl.model.observation import (
     JobView,
     Look,
     Looked,
+    NoAnswer,
     NodePulse,
     NodeStacks,
     NodeStatus,
@@ -29,8 +32,8 @@ from dsl.model.observation import (
     SignalRank,
     gather,
 )
-from dsl.report.speak import complain, say
-from dsl.signals import start_thread
+from dsl.report.speak import optional, say
+from dsl.signals import shortage, start_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +81,8 @@ class Views:
         import socket
 
         for fd in self._supervisor.callers():
-            self._begin(self._serve, socket.socket(fileno=fd))
+            caller = socket.socket(fileno=fd)
+            self._begin(partial(self._serve, caller), partial(self._refuse, caller), caller.close)
 
     def answer(self, look: Question, reply: Callable[[object], None]) -> None:
         """Answer the question of the head of the job."""
@@ -92,7 +96,7 @@ class Views:
                     reply(answer)
             reply(Looked(look.number))
 
-        self._begin(tell)
+        self._begin(tell, lambda _: reply(Looked(look.number, (self._state().plan.host,))))
 
     def ask(self, look: Look) -> tuple[list[Any], tuple[str, ...]]:
         """The answers of all nodes of the job, as `gather` puts them together."""
@@ -109,33 +113,45 @@ class Views:
             for line in explain(*self.ask(Look(0, "stacks"))):
                 say(command, line)
 
-        self._begin(tell)
+        self._begin(tell, lambda _: None)
 
-    def _begin(self, work: Callable[..., None], caller: socket.socket | None = None) -> None:
-        with self._lock:
-            is_crowded = self._count >= MOST_VIEWS
-            self._count += not is_crowded
-        if is_crowded:
-            if caller is not None:
-                caller.close()
-            return
+    def _begin(
+        self,
+        work: Callable[[], None],
+        refuse: Callable[[str], None],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do it on a thread of its own. ``refuse`` gets the reason if that fails; ``close`` is last."""
+        command, what = self._state().plan.command, "somebody who looks at this job gets no answer"
 
         def run() -> None:
             try:
-                if caller is None:
-                    work()
-                else:
-                    with caller:
-                        work(caller)
-            except (OSError, EngineError, JobFormatError):
-                return  # the view, or the job, has ended
-            except Exception as error:  # noqa: BLE001  users never see a traceback of ours
-                complain(self._state().plan.command, error)
+                optional(command, what, lambda: _unless_over(work), refuse)
             finally:
+                close()
                 with self._lock:
                     self._count -= 1
 
-        start_thread(run, "dsl-view")
+        def begin() -> bool:
+            with self._lock:
+                if self._count >= MOST_VIEWS:
+                    return False
+                start_thread(run, "dsl-view")  # it may end at once, and waits for the lock then
+                self._count += 1
+            return True
+
+        def turn_away(why: str) -> None:
+            refuse(why)
+            close()
+
+        if optional(command, what, begin, turn_away) is False:
+            turn_away(f"{MOST_VIEWS} others look at it already")
+
+    def _refuse(self, caller: socket.socket, why: str) -> None:
+        """Say what the job is, and why there is no more to be seen."""
+        with suppress(OSError):  # it has gone, or takes nothing: nobody waits for it
+            caller.setblocking(False)
+            caller.sendall(to_line(self.view()) + to_line(NoAnswer(why)))
 
     def _serve(self, caller: socket.socket) -> None:
         def send(message: object) -> None:
@@ -193,7 +209,7 @@ class Views:
             command=plan.command,
             words=words,
             pid=self._command_pid,
-            cwd=os.getcwd(),
+            cwd=_cwd(),
             host=os.uname().nodename,
             started_ns=state.started_ns,
             attempt=plan.attempt,
@@ -241,6 +257,22 @@ class Views:
         ]
         for stacks in take_stacks(look, ranks):
             yield NodeStacks(look.number, plan.node_rank, plan.host, (stacks,))
+
+
+def _unless_over(work: Callable[[], None]) -> None:
+    """Do it. That the view or the job ends meanwhile is no error."""
+    try:
+        work()
+    except (OSError, EngineError, JobFormatError) as error:
+        if shortage(error):
+            raise
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it is gone
 
 
 def _read(answer: object) -> object:

@@ -7,7 +7,7 @@ from os import urandom
 from dsl import EngineError
 from dsl._record import kept
 from dsl.machine.this_process import socket_folders
-from dsl.report.speak import complain
+from dsl.report.speak import optional
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,21 +56,20 @@ class Watchers:
         """Let views call, and watch as the user wants. Returns the channels that the agent has to read."""
         self._listens = self._listen()
         if metrics is not None:
-            try:
-                metrics.begin(self.views.ask, self.views.view)
-            except RuntimeError as error:  # too many threads
-                complain(plan.command, error)
+            what = "there are no metrics"
+            optional(plan.command, what, lambda: metrics.begin(self.views.ask, self.views.view))
         sees_all = self._elsewhere is not None or plan.world_size == len(plan.workers)
         if plan.hang_timeout_s is None or not sees_all:
             return ()
+        self._hangs = optional(
+            plan.command, "nobody watches for hangs (--hang-timeout)", lambda: self._watch(plan)
+        )
+        return () if self._hangs is None else (self._hangs,)
+
+    def _watch(self, plan: NodePlan) -> HangWatcher:
         from dsl.agent.hang_watcher import HangWatcher
 
-        try:
-            self._hangs = HangWatcher(plan, self.views.ask, ends_ranks=self._elsewhere is None)
-        except (OSError, RuntimeError) as error:  # too many descriptors or threads
-            complain(plan.command, error)
-            return ()
-        return (self._hangs,)
+        return HangWatcher(plan, self.views.ask, ends_ranks=self._elsewhere is None)
 
     def _listen(self) -> bool:
         """Make the socket at which views call; False: it cannot be made, so nobody can look."""

@@ -13,7 +13,7 @@ from dsl.cli.wait import JOB_HELP, no_such_job, wait
 from dsl.errors import DslError, JobFormatError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.observe.job_folders import JobFolders
-from dsl.observe.jobs import RunningJob, find_job, running_jobs
+from dsl.observe.jobs import RunningJob, call_jobs, find_job
 from dsl.report.speak import unwritten
 from dsl.signals import ENDING
 
@@ -56,9 +56,11 @@ def _find(word: str) -> BackgroundJob | RunningJob:
     kept = JobFolders(os.environ).find(word)
     if kept is not None and not kept.is_over():
         return kept
-    jobs = running_jobs()
+    jobs, silent = call_jobs(word)
     running = [job for job in jobs if word in ("", str(job.view.pid))]
-    found = find_job(word, running) if running else kept or no_such_job(word)
+    is_silent = any(word in ("", str(job.pid)) for job in silent)
+    is_here = running or (is_silent and kept is None)
+    found = find_job(word, running, silent) if is_here else kept or no_such_job(word)
     for job in jobs:
         if job is not found:
             job.close()

@@ -27,7 +27,7 @@ from dsl.model.request import (
 )
 from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
-from dsl.signals import parse_signals, signal_name
+from dsl.signals import parse_signals, shortage, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +68,12 @@ class Command:
         except DslError as error:
             self.say(f"error: {error}")
             return error.exit_code
+        except (OSError, RuntimeError, MemoryError) as error:
+            why = shortage(error)
+            if not why:
+                raise
+            self.say(f"error: {why}")
+            return 1
         except KeyboardInterrupt:
             return 130
 

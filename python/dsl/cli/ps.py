@@ -9,8 +9,9 @@ import time
 
 from dsl.cli.command import Command
 from dsl.lists import quote
-from dsl.observe.jobs import running_jobs
+from dsl.observe.jobs import call_jobs
 from dsl.observe.table import cut, duration
+from dsl.printable import printable
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from dsl.cli.help import ToolParser
     from dsl.model.observation import JobView
+    from dsl.observe.jobs import SilentJob
 
 COMMAND = Command("dsl-ps")
 SCHEMA = 1
@@ -37,13 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    jobs = [_job(one.view) for one in running_jobs()]
+    answered, silent = call_jobs()
+    jobs = [_job(one.view) for one in answered]
     if options.json:
         from json import dumps
 
-        show_text(dumps({"schema": SCHEMA, "jobs": jobs}, indent=2))
+        others = [{"pid": one.pid, "program": one.words, "started_ns": one.started_ns} for one in silent]
+        show_text(dumps({"schema": SCHEMA, "jobs": jobs, "no_answer": others}, indent=2))
     else:
-        show_text("\n".join(table([TITLES, *map(_row, jobs)], terminal_width())))
+        rows = [*map(_row, jobs), *map(_silent_row, silent)]
+        show_text("\n".join(table([TITLES, *rows], terminal_width())))
     return 0
 
 
@@ -79,11 +84,24 @@ def _job(view: JobView) -> dict[str, Any]:
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
-    age_s = max(time.time() - job["started_ns"] / 1e9, 0.0)
     nodes = str(job["nodes"]) if job["is_whole"] else "part"
-    program = " ".join(quote(word) if " " in word else word for word in job["program"])
     state = "running" if not job["attempt"] else f"attempt {job['attempt'] + 1}"
-    return (str(job["pid"]), state, duration(age_s), nodes, str(job["ranks"]), str(job["restarts"]), program)
+    counts = (nodes, str(job["ranks"]), str(job["restarts"]))
+    return (str(job["pid"]), state, _age(job["started_ns"]), *counts, _program(job["program"]))
+
+
+def _silent_row(job: SilentJob) -> tuple[str, ...]:
+    """What is known of a job that is stopped: the command line of its command stands for the program."""
+    age = "" if job.started_ns is None else _age(job.started_ns)
+    return (str(job.pid), "no answer", age, "", "", "", _program(job.words))
+
+
+def _age(started_ns: int) -> str:
+    return duration(max(time.time() - started_ns / 1e9, 0.0))
+
+
+def _program(words: Sequence[str]) -> str:
+    return " ".join(quote(word) if " " in word else printable(word) for word in words)
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from dsl.errors import DslError, JobFormatError
 from dsl.model.codec import to_plain
 from dsl.model.observation import NodeStacks
 from dsl.observe.explain import explain
-from dsl.observe.jobs import find_job, running_jobs
+from dsl.observe.jobs import the_job
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = find_job(options.job or "", running_jobs())
+    job = the_job(options.job or "")
     try:
         answers, missing = job.look("native" if options.native else "stacks")
     except (OSError, JobFormatError) as error:

@@ -9,7 +9,7 @@ import time
 from dsl.cli.command import Command
 from dsl.cli.ps import terminal_width
 from dsl.errors import DslError, JobFormatError, OptionError
-from dsl.observe.jobs import find_job, running_jobs
+from dsl.observe.jobs import call_jobs, find_job
 from dsl.observe.table import Layout, cells, headline, in_order, make_rows, totals
 from dsl.report.speak import show_text
 
@@ -48,11 +48,12 @@ def _run(options: argparse.Namespace) -> int:
             raise DslError(
                 "the live view needs textual: pip install textual, or give --once for one table"
             ) from None
-    jobs = running_jobs()
+    word = options.job or ""
+    jobs, silent = call_jobs(word)
     if not is_live:
-        return _print_once(find_job(options.job or "", jobs))
+        return _print_once(find_job(word, jobs, silent))
     # With several jobs the user chooses on the screen.
-    chosen = find_job(options.job, jobs) if options.job or len(jobs) < 2 else None
+    chosen = find_job(word, jobs, silent) if word or len(jobs) < 2 else None
     for job in jobs:
         job.close()
     return TopApp(options.delay, chosen).run() or 0

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -16,7 +17,7 @@ from textual.widgets import Input, Static
 
 from dsl._record import replace
 from dsl.cli.top_widgets import ChoiceScreen, RowsView, TextScreen
-from dsl.errors import JobFormatError
+from dsl.errors import DslError, JobFormatError
 from dsl.model.observation import NodeStatus
 from dsl.observe.explain import explain
 from dsl.observe.jobs import RunningJob, running_jobs
@@ -363,11 +364,9 @@ class TopApp(App[int]):
                 finally:
                     job.close()
             except (OSError, JobFormatError) as error:
-                why = f"the job does not answer: {error}"
-
-                def follow() -> None:
-                    fail(why)
-
+                follow = partial(fail, f"the job does not answer: {error}")
+            except DslError as error:
+                follow = partial(fail, str(error))
             if self.is_running:
                 self.call_from_thread(follow)
 
@@ -401,6 +400,8 @@ class Watch(threading.Thread):
                 job.close()
         except JobFormatError as error:
             self._tell(f"the job's answer cannot be read: {error}")
+        except DslError as error:
+            self._tell(str(error))
         except TimeoutError:
             self._tell("the job does not answer")
         except OSError:

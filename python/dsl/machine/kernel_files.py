@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 LARGEST_FILE = 1 << 16
 """Most bytes that are read of a file."""
@@ -74,3 +75,13 @@ def memory_of(pid: int) -> int:
     """Bytes of memory that a process has for itself; 0 if it is gone."""
     words = read_fact(f"/proc/{pid}/statm").split()
     return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if len(words) > 2 else 0
+
+
+def began_ns(pid: int | str) -> int | None:
+    """CLOCK_REALTIME when a process was started, to a hundredth of a second; None: /proc does not say."""
+    found = read_fact(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if not found:
+        return None
+    ticks = int(found[19])
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - age_ns

@@ -1,11 +1,11 @@
 """What a view into a running job asks, and what the agents of the job answer.
 
-A view connects to the socket of the job. The agent there says `JobView` at once. The view sends `Look`; for
-each node that can be seen it gets `NodeStatus`, `NodeStacks` or `NodePulse`, in several parts if the node
-has many ranks, then `Looked`. `SignalRank` is answered with `Signalled`, if the rank is still there, and
-`Looked`. The head of a job on several hosts passes a question on to the agents there, which answer in the
-same way, and passes their answers back. A view that says `Follow` gets `Followed`, and from then on the
-output of the job.
+A view connects to the socket of the job. The agent there says `JobView` at once; `NoAnswer` follows if it
+cannot answer more, and the conversation ends. The view sends `Look`; for each node that can be seen it gets
+`NodeStatus`, `NodeStacks` or `NodePulse`, in several parts if the node has many ranks, then `Looked`.
+`SignalRank` is answered with `Signalled`, if the rank is still there, and `Looked`. The head of a job on
+several hosts passes a question on to the agents there, which answer in the same way, and passes their answers
+back. A view that says `Follow` gets `Followed`, and from then on the output of the job.
 """
 
 from __future__ import annotations
@@ -51,6 +51,13 @@ class JobView(Record):
     """Number of workers of all nodes."""
     is_whole: bool = True
     """The socket covers all nodes of the job, not only the agent's own."""
+
+
+class NoAnswer(Record):
+    """agent to view: no question is answered."""
+
+    why: Shown
+    """The reason, as a clause."""
 
 
 class Look(Record):

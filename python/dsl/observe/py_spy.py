@@ -10,6 +10,7 @@ from typing import Any
 from dsl._record import Record
 from dsl.machine.kernel_files import read_fact
 from dsl.model.observation import Frame
+from dsl.signals import shortage
 
 DUMP_S = 1.5
 """Most time for one stack."""
@@ -85,7 +86,7 @@ def _dump(pid: int, options: Sequence[str], within_s: float) -> tuple[Sequence[P
     except subprocess.TimeoutExpired:
         return (), f"py-spy gave no answer within {within_s:.1f} s"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return (), f"py-spy cannot be used: {error}"
+        return (), f"py-spy cannot be used: {shortage(error) or error}"
     return (), _reason(ended.stderr.decode("utf-8", "replace"))
 
 

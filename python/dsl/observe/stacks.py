@@ -86,11 +86,14 @@ def main() -> None:
                 return
             say(rounds.take(one))
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    others = [threading.Thread(target=work, daemon=True) for _ in range(AT_ONCE - 1)]
+    with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
+        for thread in others:
+            thread.start()
+    work()
+    for thread in others:
+        if thread.ident is not None:
+            thread.join()
 
 
 class _Round:

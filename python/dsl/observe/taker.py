@@ -15,6 +15,7 @@ from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.observation import Look, RankStacks, RankStatus
+from dsl.signals import shortage
 
 TAKE_S = 5.0
 """A taker that has not answered by then is killed, unless its caller has less time."""
@@ -39,7 +40,7 @@ def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_
     except ConnectionError:
         why = "the process that takes stacks was ended"  # as by the end of the job
     except (OSError, JobFormatError) as error:
-        why = f"the process that takes stacks failed: {error}"
+        why = f"the process that takes stacks failed: {shortage(error) or error}"
     for one in missing.values():
         yield RankStacks(one.rank, one.local_rank, one.pid, problem=why)
 

@@ -12,7 +12,7 @@ import time
 
 from dsl import Exited, Killing, LogNotice, SignalReceived, __version__
 from dsl.errors import EventsFileError
-from dsl.machine.kernel_files import read_fact
+from dsl.machine.kernel_files import began_ns
 from dsl.machine.output_files import open_output, put, reason
 from dsl.model.outcome import (
     AttemptEnded,
@@ -120,7 +120,7 @@ class Recorder:
             kind=program.kind,
             cwd=_cwd(),
             pid=os.getpid(),
-            began_ns=_began_ns(),
+            began_ns=began_ns("self"),
             versions={"dsl": __version__, "python": sys.version.split()[0], "kernel": os.uname().release},
             nodes=len(job.hosts) or job.node_count,
             hosts=[{"name": one.name, "slots": len(one.slots)} for one in job.hosts],
@@ -283,13 +283,3 @@ def _cwd() -> str:
         return os.getcwd()
     except OSError:
         return ""
-
-
-def _began_ns() -> int | None:
-    """When this process was started, to a hundredth of a second; None: /proc does not say."""
-    found = read_fact("/proc/self/stat").rpartition(")")[2].split()
-    if not found:
-        return None
-    ticks = int(found[19])
-    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    return time.time_ns() - age_ns

@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
+from dsl.signals import shortage
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from dsl.errors import OutputError
+
+    T = TypeVar("T")
 
 STALL_MS = 500
 PIPE_BUF = 4096
@@ -35,9 +42,41 @@ def say(command: str, text: str) -> None:
     write(f"{command}: {' '.join(text.splitlines())}\n")
 
 
-def complain(command: str, error: Exception) -> None:
-    """Write one line about an internal error; users never see one of our tracebacks."""
-    say(command, f"internal error: {type(error).__name__}: {error}, please report it")
+_warned: set[tuple[str, str]] = set()
+"""Warnings of `complain` so far. A view that asks every second causes no further line."""
+
+
+def complain(command: str, error: Exception, what: str = "dsl leaves out a part of its work") -> str:
+    """Write one line about an error that we have not expected; users never see one of our tracebacks.
+
+    ``what``: what is left out, if something is short. Returns the reason as a clause.
+    """
+    why = shortage(error)
+    if not why:
+        why = f"internal error: {type(error).__name__}: {error}"
+        say(command, f"{why}, please report it")
+    elif (what, why) not in _warned:
+        _warned.add((what, why))
+        say(command, f"warning: {what}: {why}")
+    return why
+
+
+def optional(
+    command: str, what: str, work: Callable[[], T], otherwise: Callable[[str], object] | None = None
+) -> T | None:
+    """Do what a job can do without, and return its result; None if it fails, and the job goes on.
+
+    A thread, a descriptor, memory, room on a disk, a file of a package that is gone: whatever the work cannot
+    get costs this work alone. ``what``: what is left out then, for a line to the user. ``otherwise`` gets the
+    reason, and must not raise.
+    """
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001  whatever it is, a healthy job does not end by it
+        why = complain(command, error, what)
+    if otherwise is not None:
+        otherwise(why)
+    return None
 
 
 def _may_write(fd: int) -> bool:
