@@ -32,10 +32,10 @@ def why_not(path: str, *, read_again: bool = False) -> str:
         folder = os.path.dirname(os.path.realpath(path))
         if about is None and not os.path.isdir(folder):
             return os.strerror(errno.ENOENT if not os.path.lexists(folder) else errno.ENOTDIR)
-        is_open = os.access(path, os.W_OK) or os.access(folder, os.W_OK | os.X_OK)
+        may = os.access(folder, os.W_OK | os.X_OK) if about is None else os.access(path, os.W_OK)
     except (OSError, ValueError) as error:
         return reason(error)
-    return "" if is_open else os.strerror(errno.EACCES)
+    return "" if may else os.strerror(errno.EACCES)
 
 
 def open_output(path: str, flags: int = os.O_APPEND) -> int:
@@ -69,8 +69,8 @@ def write_output(path: str, data: bytes, mode: int | None = None, *, read_again:
     ``mode``: of a file that is new; None: what the umask leaves. ``read_again`` as for `why_not`.
     """
     about = _look(path, read_again=read_again)
-    if about is None or stat.S_ISREG(about.st_mode):
-        name = os.path.realpath(path)
+    name = os.path.realpath(path)  # of a file that is only open, as in /proc/self/fd, it names nothing
+    if about is None or (stat.S_ISREG(about.st_mode) and os.path.lexists(name)):
         scratch = f"{os.path.dirname(name)}/.dsl-{os.urandom(8).hex()}"
         try:
             replace_file(scratch, name, data, mode, like=about)

@@ -84,6 +84,18 @@ def test_a_file_that_cannot_be_replaced_is_overwritten(
     assert names(tmp_path) == ["file"]
 
 
+def test_a_file_without_a_name_is_overwritten(tmp_path: Path) -> None:
+    """A program may hand one on as /proc/self/fd/3."""
+    fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
+    try:
+        os.write(fd, b"a long old text")
+        write_output(f"/proc/self/fd/{fd}", b"new")
+        assert os.pread(fd, 100, 0) == b"new"
+    finally:
+        os.close(fd)
+    assert names(tmp_path) == []
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -232,6 +244,12 @@ def test_a_file_that_grows_keeps_what_it_has(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_look_makes_nothing(tmp_path: Path) -> None:
-    assert why_not(str(tmp_path / "file")) == ""
-    assert names(tmp_path) == []
+def test_a_look_makes_nothing_and_sees_what_is_not_ours_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_not(str(tmp_path / "new")) == ""
+    (tmp_path / "old").touch()
+    closed = {str(tmp_path), str(tmp_path / "old")}
+    monkeypatch.setattr(os, "access", lambda path, _mode: str(path) not in closed)
+    assert why_not(str(tmp_path / "new")) == why_not(str(tmp_path / "old")) == "Permission denied"
+    assert names(tmp_path) == ["old"]
