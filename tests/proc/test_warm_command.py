@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,33 @@ def test_the_socket_of_a_killed_server_is_removed(user: User, tmp_path: Path) ->
     os.kill(user.start("--preload", "json"), signal.SIGKILL)
     until(lambda: user.servers() == [])
     assert not [*tmp_path.glob("dsl-*/*.warm")]
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _move(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+def _remove_names(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize("remove", [_remove, _move, _remove_names])
+def test_a_server_that_nobody_finds_any_more_ends(
+    user: User, tmp_path: Path, remove: Callable[[Path], None]
+) -> None:
+    pid = user.start()
+    watch = os.pidfd_open(pid)
+    [folder] = tmp_path.glob("dsl-*")
+    remove(folder)
+    assert select.select([watch], [], [], 20)[0], "the server is out of reach, and stays"
+    os.close(watch)
+    assert user.servers() == []
+    user.start()
 
 
 def test_a_refusal_is_one_line(user: User) -> None:

@@ -29,6 +29,28 @@ def test_each_job_has_its_own_secrets_and_the_server_has_none(tmp_path: Path) ->
         assert len(pids) == 1
 
 
+SECRETS = {
+    "TOKEN": "hidden-1",
+    "MYSQL_PWD": "hidden-2",
+    "SIGNING_PASSPHRASE": "hidden-3",
+    "SENTRY_DSN": "https://hidden-4@host/1",
+    "STORAGE_CONNECTION_STRING": "hidden-5",
+    "DATABASE_URL": "postgres://me:hidden-6@host/db",
+}
+
+
+@pytest.mark.timeout(120)
+def test_a_secret_is_told_by_the_name_or_by_a_password_in_a_url(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import os\nprint([os.environ[name] for name in {list(SECRETS)}])\n")
+    with Place() as place:
+        done = place.run(str(script), cwd=tmp_path, more={**SECRETS, "PROJECT_URL": "https://me@host"})
+        assert done.stdout == f"{list(SECRETS.values())}\n", done.stderr
+        environ = Path(f"/proc/{place.server().pid}/environ").read_bytes()
+        assert b"PROJECT_URL=" in environ
+        assert b"hidden" not in environ
+
+
 @pytest.mark.timeout(120)
 def test_a_module_that_asks_for_a_secret_is_imported_by_the_workers(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("import os\nfound = os.environ.get('TEST_API_KEY')\n")

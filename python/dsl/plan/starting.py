@@ -42,9 +42,28 @@ SHELL_VARIABLES = frozenset(
 )
 """Variables that change with each command or login. A warm server has none of them."""
 
-SECRET_ENDS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_PASS", "_CREDENTIALS", "_PAT", "_AUTH")
-SECRET_PARTS = ("SECRET", "PASSWORD", "CREDENTIAL", "APIKEY", "API_KEY")
-"""What names of variables have that hold secrets. A warm server has none of these variables."""
+SECRET_WORDS = frozenset(
+    {
+        *(
+            "KEY",
+            "TOKEN",
+            "SECRET",
+            "PASSWORD",
+            "PASSWD",
+            "PASS",
+            "PWD",
+            "PASSPHRASE",
+            "CREDENTIALS",
+            "CREDS",
+        ),
+        *("PAT", "AUTH", "AUTHORIZATION", "BEARER", "JWT", "SAS", "COOKIE", "DSN"),
+    }
+)
+SECRET_PARTS = (
+    *("SECRET", "PASSWORD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "API_KEY", "PRIVATE_KEY", "ACCESS_KEY"),
+    *("CONNECTION_STRING", "CONNECTIONSTRING", "WEBHOOK", "SSHPASS"),
+)
+"""Last words and parts of names of variables that hold secrets. A warm server has none of these variables."""
 
 LATE_PREFIX = "TORCHELASTIC_"
 LATE_SUFFIX = "_VISIBLE_DEVICES"
@@ -63,10 +82,13 @@ def is_late(name: str, flavour: Flavour) -> bool:
     )
 
 
-def may_be_secret(name: str) -> bool:
-    """Whether a variable has a name as those that hold passwords and keys."""
+def may_be_secret(name: str, value: str = "") -> bool:
+    """Whether a variable has a name as those that hold passwords and keys, or is a URL with a password."""
     upper = name.upper()
-    return upper.endswith(SECRET_ENDS) or any(part in upper for part in SECRET_PARTS)
+    if upper.rpartition("_")[2] in SECRET_WORDS or any(part in upper for part in SECRET_PARTS):
+        return upper != "PWD"
+    user, at, _ = value.partition("://")[2].partition("/")[0].rpartition("@")
+    return bool(at) and not user.endswith(":") and ":" in user
 
 
 def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
@@ -231,11 +253,12 @@ def _server(
             policy = memory_policy("preferred", near, Topology(facts.cpus.numa_nodes))
     warm = None
     if asked.method in ("warm", "auto") and cpus is None and policy is None:
-        secrets = sorted([name for name in (*workers[0].env, *env) if may_be_secret(name)])
+        known = {**workers[0].env, **env}
+        secrets = sorted([name for name, value in known.items() if may_be_secret(name, value)])
         warm = Warm(
             stay_s=DEFAULT_WARM_S if asked.warm_for_s is None else asked.warm_for_s,
             memory=DEFAULT_WARM_BYTES if asked.warm_memory is None else asked.warm_memory,
-            withheld=tuple(dict.fromkeys(secrets)),
+            withheld=tuple(secrets),
             left_out=tuple(sorted(SHELL_VARIABLES.intersection(env))),
             only_if_there=asked.method == "auto",
         )

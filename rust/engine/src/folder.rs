@@ -37,22 +37,36 @@ impl PrivateFolder {
         Ok(Self(folder))
     }
 
-    /// Opens or makes the folder and binds a socket of this name in it. The kernel gives the name the permissions of
-    /// `socket`, less the umask.
-    pub(crate) fn bind_in(path: &Path, socket: impl AsFd, name: &str) -> io::Result<Self> {
+    /// Opens or makes the folder and listens there under this name. The kernel gives the name the permissions of
+    /// `socket`, less the umask. Up to `waiting` callers may wait.
+    ///
+    /// Nobody sees the name before a caller is heard there: others remove names at which nobody listens.
+    pub(crate) fn listen_in(path: &Path, socket: impl AsFd, name: &str, waiting: i32) -> io::Result<Self> {
+        let young = format!(".{name}");
         let attempt = || -> io::Result<Self> {
             let folder = Self::open(path)?;
-            rustix::net::bind(&socket, &SocketAddrUnix::new(folder.place(name))?)?;
+            rustix::net::bind(&socket, &SocketAddrUnix::new(folder.place(&young))?)?;
             Ok(folder)
         };
+        let mut made = attempt();
         for _ in 1..TRIES {
-            match attempt() {
-                // Another process has removed the folder, because it was empty.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                made => return made,
+            // Another process has removed the folder, because it was empty.
+            if !made
+                .as_ref()
+                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+            {
+                break;
             }
+            made = attempt();
         }
-        attempt()
+        let folder = made?;
+        let shown = rustix::net::listen(&socket, waiting)
+            .and_then(|()| rustix::fs::renameat(&folder.0, &young, &folder.0, name));
+        if let Err(errno) = shown {
+            folder.unlink(&young);
+            return Err(errno.into());
+        }
+        Ok(folder)
     }
 
     /// A path of this name that is short enough for the address of a socket, however long that of the folder is.
@@ -68,5 +82,36 @@ impl PrivateFolder {
     /// Gives a name another one. False: it is gone.
     pub(crate) fn rename(&self, from: &str, to: &str) -> bool {
         rustix::fs::renameat(&self.0, from, &self.0, to).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
+    use rustix::net::{AddressFamily, SocketType, socket};
+
+    use super::*;
+    use crate::procfs::fake_root::FakeRoot;
+
+    #[test]
+    fn a_socket_gets_its_name_once_it_listens() {
+        let root = FakeRoot::new();
+        let path = root.path().join("sockets");
+        let folder = PrivateFolder::open(&path).unwrap();
+        let news = init(CreateFlags::NONBLOCK).unwrap();
+        add_watch(&news, &path, WatchFlags::CREATE | WatchFlags::MOVED_TO).unwrap();
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        PrivateFolder::listen_in(&path, &listener, "name", 4).unwrap();
+        let caller = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::connect(&caller, &SocketAddrUnix::new(folder.place("name")).unwrap()).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); 1024];
+        let mut reader = Reader::new(&news, &mut space);
+        let mut seen = Vec::new();
+        while let Ok(event) = reader.next() {
+            let name = event.file_name().unwrap().to_string_lossy().into_owned();
+            seen.push((event.events().contains(ReadFlags::MOVED_TO), name));
+        }
+        assert_eq!(seen, [(false, ".name".to_owned()), (true, "name".to_owned())]);
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1);
     }
 }

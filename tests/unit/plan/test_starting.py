@@ -20,7 +20,7 @@ from dsl.model.node import NodePlan
 from dsl.model.request import Program
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import plan_job
-from dsl.plan.starting import NUMA_NODE, is_late, why_no_torch, with_fork_servers
+from dsl.plan.starting import NUMA_NODE, is_late, may_be_secret, why_no_torch, with_fork_servers
 
 TORCH_SCRIPT = "import os\nfrom torch import nn\n"
 OTHER_SCRIPT = "import os  # not torch\n"
@@ -425,3 +425,40 @@ def test_the_wish_travels() -> None:
         make_request("torch", preload=("a",), start_method="auto", prewarm=True), make_facts()
     ).job
     assert (job.start.method, job.start.preload, job.start.prewarm) == ("auto", ("a",), True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOKEN", "HF_TOKEN", "github_token", "MYSQL_PWD", "PGPASSWORD", "SSHPASS", "KEY_PASSPHRASE"),
+        *("SENTRY_DSN", "AZURE_STORAGE_CONNECTION_STRING", "DB_PASSWD", "WANDB_API_KEY", "OPENAI_APIKEY"),
+        *("AWS_SECRET_ACCESS_KEY", "SSH_PRIVATE_KEY", "GOOGLE_CREDENTIALS", "REGISTRY_AUTH", "BLOB_SAS"),
+        *("DB_CREDS", "SLACK_WEBHOOK_URL", "SESSION_COOKIE", "PASSWORD", "SECRET_OF_MINE", "GITHUB_PAT"),
+    ],
+)
+def test_variables_with_such_names_may_be_secrets(name: str) -> None:
+    assert may_be_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PWD", "OLDPWD", "PATH", "HOME", "LD_LIBRARY_PATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS"),
+        *("SSH_AUTH_SOCK", "XAUTHORITY", "KEYMAP", "CUDA_BYPASS", "PYTHONPATH", "TORCH_PATTERN", "NCCL_SASS"),
+        *("DATABASE_URL", "HTTP_PROXY"),
+    ],
+)
+def test_variables_that_imports_need_are_no_secrets(name: str) -> None:
+    assert not may_be_secret(name, "https://user@host:80/a:b@c")
+
+
+@pytest.mark.parametrize("value", ["postgres://me:word@host:5432/db", "http://me:w%40rd@proxy"])
+def test_a_url_with_a_password_is_a_secret(value: str) -> None:
+    assert may_be_secret("PLACE", value)
+
+
+@pytest.mark.parametrize(
+    "value", ["https://host/a@b:c", "https://host:80/", "https://me:@host", "me:word@host", "://", ""]
+)
+def test_a_url_without_a_password_is_no_secret(value: str) -> None:
+    assert not may_be_secret("PLACE", value)

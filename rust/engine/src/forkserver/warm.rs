@@ -13,6 +13,7 @@ mod door;
 mod identity;
 mod marks;
 mod place;
+mod reach;
 mod request;
 mod standing;
 

@@ -40,14 +40,12 @@ impl Callers {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
-        let callers = Self {
-            folder: PrivateFolder::bind_in(path, &listener, name)?,
+        Ok(Self {
+            folder: PrivateFolder::listen_in(path, &listener, name, WAITING)?,
             path: path.to_owned(),
             name: name.to_owned(),
             listener,
-        };
-        rustix::net::listen(&callers.listener, WAITING)?;
-        Ok(callers)
+        })
     }
 
     /// Takes the callers that wait. Those of other users are turned away; root may look at all jobs. Fails if there is

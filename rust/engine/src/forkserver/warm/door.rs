@@ -11,6 +11,7 @@ use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, getrlimit, pidfd_open, set_child_subreaper, setpgid};
 
 use super::branches::Branches;
+use super::reach::Reach;
 use super::request::{Purpose, Request};
 use super::standing::Standing;
 use crate::error::Error;
@@ -27,6 +28,7 @@ use crate::sys::{self, session_leader};
 const LISTENER: u64 = 0;
 const SESSION: u64 = 1;
 const SIGNAL: u64 = 2;
+const REACH: u64 = 3;
 /// The end of a branch has an even token from here on, the end of its job the odd token after it. A program that holds
 /// the server, and a caller that has said nothing yet, have an even token, too.
 const FIRST_NUMBER: u64 = 4;
@@ -83,6 +85,7 @@ struct Ends {
     folder: PrivateFolder,
     poller: Poller,
     listener: OwnedFd,
+    reach: Option<Reach>,
     session: Option<OwnedFd>,
     /// SIGTERM, by which a user may end the server, and SIGCHLD. They are blocked once the modules are imported.
     intake: OwnedFd,
@@ -112,6 +115,10 @@ impl Door {
         if let Some(session) = &session {
             poller.watch(session, SESSION)?;
         }
+        let reach = Reach::watch(folder, name);
+        if let Some(reach) = &reach {
+            poller.watch(reach, REACH)?;
+        }
         Ok(Self {
             pid: own_pid(),
             key,
@@ -121,6 +128,7 @@ impl Door {
                     .map_err(Error::os("open the folder of the socket"))?,
                 poller,
                 listener,
+                reach,
                 session,
                 intake,
                 silent: VecDeque::new(),
@@ -189,12 +197,24 @@ impl Door {
                         self.hear_signals();
                         None
                     }
+                    REACH => {
+                        self.check_reach();
+                        None
+                    }
                     token => self.attend(token),
                 };
                 if call.is_some() {
                     return Ok(call);
                 }
             }
+        }
+    }
+
+    /// Takes no more calls if no caller finds the socket any more: the next job starts another server.
+    fn check_reach(&mut self) {
+        let reach = self.ends.as_ref().and_then(|ends| ends.reach.as_ref());
+        if reach.is_some_and(|reach| !reach.holds(&self.name)) {
+            self.close();
         }
     }
 
@@ -211,6 +231,9 @@ impl Door {
             }
             for holder in ends.holders.drain(..) {
                 ends.poller.forget(&holder.call);
+            }
+            if let Some(reach) = ends.reach.take() {
+                ends.poller.forget(&reach);
             }
             if let Some(session) = ends.session.take() {
                 ends.poller.forget(&session);

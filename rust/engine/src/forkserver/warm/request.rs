@@ -92,8 +92,7 @@ pub fn listen(folder: &Path, name: &str) -> io::Result<OwnedFd> {
     let listener = new_socket()?;
     rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
-    PrivateFolder::bind_in(folder, &listener, name)?;
-    rustix::net::listen(&listener, WAITING)?;
+    PrivateFolder::listen_in(folder, &listener, name, WAITING)?;
     Ok(listener)
 }
 
