@@ -72,7 +72,10 @@ impl Clearing {
             return Next::Done;
         }
         let killed = self.tree.as_mut().map(|tree| tree.kill_all(scope));
-        let mut reached = killed.map(Result::unwrap_or_default).unwrap_or_default();
+        let mut reached = match killed {
+            Ok(Ok((reached, _))) => reached,
+            _ => Reached::default(),
+        };
         // First all are stopped and killed at once, so that none sees another one end. What is left is out of step.
         if scope.own_descendants && std::mem::replace(&mut self.has_looked, true) {
             let (count, orphans) = hunt_orphans(scope.servers);

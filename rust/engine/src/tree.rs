@@ -5,7 +5,7 @@
 //! or it descends from a process with the token. No other process is ever signalled: after a pidfd has pinned a
 //! process, its start time is compared.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use rustix::process::{
@@ -152,21 +152,21 @@ impl Tree {
         reached
     }
 
-    /// Kills the whole job. It is stopped first, so that no process forks meanwhile. Killed processes may still be
-    /// dying when this returns.
-    pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<Reached> {
+    /// Kills the whole job, and returns its processes, too. It is stopped first, so that no process forks meanwhile.
+    /// Killed processes may still be dying when this returns.
+    pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<(Reached, Vec<Stat>)> {
         let members = self.stop_all(scope)?;
-        Ok(self.send(&members, Signal::KILL))
+        Ok((self.send(&members, Signal::KILL), members))
     }
 
-    /// Stops every process of the job, until two passes over the table find no new process. Returns all of them.
+    /// Stops every process of the job, until two passes over the table find no new process. Returns all that were seen:
+    /// if their ancestor ends meanwhile, only this shows that they belong to the job.
     pub(crate) fn stop_all(&mut self, scope: Scope<'_>) -> io::Result<Vec<Stat>> {
-        let mut frozen: HashSet<(i32, u64)> = HashSet::new();
+        let mut seen: HashMap<(i32, u64), Stat> = HashMap::new();
         let mut clean = 0;
-        let mut members: Vec<Stat> = Vec::new();
         let mut empty = 0;
         for _ in 0..PASSES {
-            members = self.members(scope)?;
+            let members = self.members(scope)?;
             if members.is_empty() {
                 // The pass may have missed a process that was forked meanwhile.
                 empty += 1;
@@ -177,13 +177,11 @@ impl Tree {
             }
             empty = 0;
             let mut news = 0;
-            for stat in &members {
-                if !frozen.insert((stat.pid, stat.start_time)) {
-                    continue;
-                }
-                if !stat.is_stopped() {
+            for stat in members {
+                let is_known = seen.insert((stat.pid, stat.start_time), stat).is_some();
+                if !is_known && !stat.is_stopped() {
                     news += 1;
-                    self.signal(stat, Signal::STOP);
+                    self.signal(&stat, Signal::STOP);
                 }
             }
             clean = if news == 0 { clean + 1 } else { 0 };
@@ -191,7 +189,7 @@ impl Tree {
                 break;
             }
         }
-        Ok(members)
+        Ok(seen.into_values().collect())
     }
 
     /// Whether a process that adopts, and has one thread, has no other children than these, as its list of children

@@ -147,9 +147,10 @@ impl Remains {
     }
 
     /// Notes the descendants of the workers before these are told to end. Inside a user's program and without a
-    /// cgroup, a descendant with a changed environment cannot be found once the workers are dead.
+    /// cgroup, a descendant with a changed environment cannot be found once the workers are dead. Below a branch it
+    /// cannot be found once the branch is dead.
     pub(super) fn remember(&mut self, group: Group<'_>) {
-        if self.adopting || group.cgroup.is_some() {
+        if (self.adopting && group.branches.is_empty()) || group.cgroup.is_some() {
             return;
         }
         let members = self.with_tree(group, false, |tree, scope| {
@@ -211,8 +212,12 @@ impl Remains {
         let by_cgroup = group.cgroup.is_some_and(|cgroup| cgroup.kill().is_ok());
         if !by_cgroup || again {
             let killed = self.with_tree(group, true, Tree::kill_all);
-            if killed.is_none() {
-                self.signal_groups(group.leaders, Signal::KILL);
+            match killed {
+                None => drop(self.signal_groups(group.leaders, Signal::KILL)),
+                Some(Ok((_, members))) if !group.branches.is_empty() => {
+                    self.known.extend(identities(&members))
+                }
+                Some(_) => {}
             }
         }
         if by_cgroup {
