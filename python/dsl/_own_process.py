@@ -32,9 +32,12 @@ _claimed: list[object] = []
 def claim() -> None:
     """Turn off garbage collection, as there is little garbage before the workers start; find modules fast.
 
-    Until there is a guard, SIGINT ends the process without a traceback, as it ends other programs.
+    Until there is a guard, SIGINT ends the process without a traceback, as it ends other programs. Closed
+    streams lead to /dev/null from now on; Python's objects for them stay None.
     """
     _end_by_interrupt()
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        fill_standard_streams()
     if gc.isenabled():
         gc.disable()
         _claimed.append(gc)
@@ -54,6 +57,15 @@ def _end_by_interrupt() -> None:
 
 def _exit_by_interrupt(_signum: int, _frame: object) -> None:
     raise SystemExit(130)
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null for closed standard streams: else the next opened file would take the place of one."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # the lowest number that is free is this one
+            os.set_inheritable(os.open(os.devnull, os.O_WRONLY if fd else os.O_RDONLY), True)
 
 
 def restore() -> None:

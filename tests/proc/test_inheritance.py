@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tests.support.command import dsl_line
 from tests.support.group import Group
 from tests.support.jobs import running
+from tests.support.warm import Place
 
 from dsl._core import Stdio, WorkerSpec
 
@@ -161,3 +163,52 @@ def test_closed_standard_streams_are_never_filled_with_something_of_ours(
             ]
             whole = dict(enumerate(["/dev/null", *own]))
             assert found == {**whole, **dict.fromkeys(streams, "/dev/null")}
+
+
+AT_THE_END = """
+import atexit, fcntl, json, os
+def note():
+    found = [[os.readlink(f"/proc/self/fd/{fd}"), fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE] for fd in range(3)]
+    with open(os.environ["NOTED"], "w") as file:
+        json.dump(found, file)
+atexit.register(note)
+"""
+MODULES = ("dsl", "dsl.run", "dsl.launch")
+
+
+def test_every_command_begins_with_streams_of_its_own(dsl_command: Path, tmp_path: Path) -> None:
+    """Else the first files that it opens are taken for its streams."""
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "NOTED": str(tmp_path / "noted")}
+    null = [["/dev/null", os.O_RDONLY], ["/dev/null", os.O_WRONLY], ["/dev/null", os.O_WRONLY]]
+    commands = [[str(path)] for path in sorted(dsl_command.parent.glob("dsl*"))]
+    commands += [[sys.executable, "-m", module] for module in MODULES]
+    assert len(commands) > 10
+    for words in commands:
+        subprocess.run(
+            ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words, "--help"],
+            env=environ, timeout=30, check=False,
+        )  # fmt: skip
+        assert json.loads((tmp_path / "noted").read_text()) == null, words
+        (tmp_path / "noted").unlink()
+
+
+def test_a_program_that_launches_functions_keeps_its_closed_streams_closed_to_us(tmp_path: Path) -> None:
+    """With a warm server, whose connection is the first file that such a program opens."""
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        "from dsl.functions import launch\n"
+        "def work():\n"
+        "    return [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)]\n"
+        "if __name__ == '__main__':\n"
+        "    found = launch(work, start_method=sys.argv[1])\n"
+        "    open(sys.argv[2], 'w').write(repr(found))\n"
+    )
+    noted = tmp_path / "noted"
+    with Place() as place:
+        for method in ("spawn", "warm", "warm"):
+            words = [sys.executable, str(tmp_path / "program.py"), method, str(noted)]
+            line = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words]
+            assert subprocess.run(line, env=place.environ(), timeout=60, check=False).returncode == 0
+            assert noted.read_text() == repr([["/dev/null"] * 3])
+            noted.unlink()

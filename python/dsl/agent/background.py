@@ -139,13 +139,6 @@ def _send(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-def fill_standard_streams() -> None:
-    """Open /dev/null for closed standard streams: else the next opened file would take the place of one."""
-    while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
-        os.set_inheritable(null, True)
-    os.close(null)
-
-
 def leave_shell(attend: Callable[[int], None]) -> int:
     """Go on in a child with its own session: returns 0 there, and here the child's pid.
 

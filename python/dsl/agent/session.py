@@ -192,6 +192,7 @@ class Session:
         Returns None if the preview was all. If an exception is raised during the wait, such as by a signal,
         the workers are stopped before you get it.
         """
+        _own_process.fill_standard_streams()
         plan = self._plan()
         if plan is None:
             return None

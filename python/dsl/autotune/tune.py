@@ -9,7 +9,7 @@ from shlex import join
 
 from dsl import _own_process
 from dsl._record import replace
-from dsl.agent.background import become, fill_standard_streams
+from dsl.agent.background import become
 from dsl.agent.held_servers import HeldServers
 from dsl.agent.planner import Planner
 from dsl.agent.session import die_of_interrupt
@@ -61,7 +61,7 @@ def tune(request: Request, user: UserWords, *, trains: bool) -> int:
         if LEVELS[notice.level] >= least:
             say(COMMAND, notice.line)
 
-    fill_standard_streams()
+    _own_process.fill_standard_streams()
     _own_process.restore()
     facts = this_machine()
     request = replace(request, elastic=ElasticRequest())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
@@ -110,9 +111,9 @@ class Command:
             return examine(request, facts, lambda planned: _start_on_hosts(planned, show, facts, None, None))
         if not request.detaches or show.is_dry:
             return self._start(request, show, facts, argv)
-        from dsl.agent.background import Background, fill_standard_streams, leave_shell
+        from dsl.agent.background import Background, leave_shell
 
-        fill_standard_streams()
+        _own_process.fill_standard_streams()
         background = Background(self.name, argv)
         pid = leave_shell(background.pass_signals)
         if pid:
