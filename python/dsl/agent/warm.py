@@ -56,12 +56,10 @@ class WarmCalls:
             return (Notice("info", text, is_made=True),)
         if all(found for _, found in self._calls):
             return ()
-        why = warm_obstacle()
         if any(found is None for _, found in wanted):
-            here = "no server can be kept from here"
-            text = f"start method warm: {why or here}, so the server ends with the job"
+            text = f"start method warm: {why_none()}, so the server ends with the job"
             return (Notice("info", text, is_made=True),)
-        if why:
+        if why := warm_obstacle():
             return (Notice("detail", f"start method auto: no warm server, {why}", is_made=True),)
         return ()
 
@@ -96,6 +94,11 @@ class WarmCalls:
         """Close all connections that were not taken."""
         for fd in self.take_all():
             os.close(fd)
+
+
+def why_none() -> str:
+    """Why there is no warm server for this command, and none can be started."""
+    return warm_obstacle() or "no server can be kept from here"
 
 
 def call(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl._core import warm_obstacle
 from dsl._record import replace
 from dsl.cli.command import Command
 from dsl.cli.options_warm import NAME, make_parser
@@ -154,7 +153,7 @@ def _stop(words: Sequence[str]) -> int:
 
 
 def _start(line: Sequence[str], preload: str | None) -> int:
-    from dsl.agent.warm import answer, call, digest_of
+    from dsl.agent.warm import answer, call, digest_of, why_none
 
     servers = planned_servers(line, preload)
     import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which has no stub
@@ -163,8 +162,7 @@ def _start(line: Sequence[str], preload: str | None) -> int:
     calls = [(one, call(one, start_mask=mask, purpose="hold")) for one in servers]
     for server, found in calls:
         if found is None:
-            why = warm_obstacle()
-            raise DslError(f"no warm server can be started here{why and ': '}{why}")
+            raise DslError(f"no warm server can be started: {why_none()}")
         why = answer(found, IMPORT_S)
         if why:
             raise DslError(f"the warm server {why}")

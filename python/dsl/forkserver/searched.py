@@ -45,9 +45,7 @@ def missing() -> Iterator[str]:
     for folder in _site_folders():
         for name in _listed(folder):
             if name.endswith(".pth"):
-                yield from [
-                    os.path.join(folder, line) for line in _folders_of_pth(os.path.join(folder, name))
-                ]
+                yield from [os.path.join(folder, line) for line in folders_of_pth(os.path.join(folder, name))]
     for name, module in list(sys.modules.items()):
         path = _space(module).get("__path__")
         if path is not None and not isinstance(path, list):  # of a namespace package
@@ -74,7 +72,8 @@ def _site_folders() -> list[str]:
     return [*site.getsitepackages(), *([user] if user else ())]
 
 
-def _folders_of_pth(path: str) -> list[str]:
+def folders_of_pth(path: str) -> list[str]:
+    """The lines of a ``.pth`` file that are no code."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = [line.rstrip() for line in file.read().removeprefix("\ufeff").splitlines()]
@@ -87,11 +86,11 @@ def _loader_folders() -> list[str]:
     named = os.environ.get("LD_LIBRARY_PATH", "")
     found = dict.fromkeys([one or "." for one in named.replace(";", ":").split(":")] if named else ())
     for path in dict.fromkeys(mapped_files()):
-        found.update(dict.fromkeys(_run_paths(path)))
+        found.update(dict.fromkeys(run_paths(path)))
     return list(found)
 
 
-def _run_paths(path: str) -> list[str]:
+def run_paths(path: str) -> list[str]:
     """The folders in which a library wants those that it needs to be searched.
 
     https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html

@@ -33,7 +33,6 @@ def test_the_folders_that_a_library_names_are_searched(tmp_path: Path, order: st
     strings = b"\0libc.so\0$ORIGIN/../lib:/opt/${ORIGIN}/x:/opt/$LIB::/opt/a\0/old\0"
     named, old = strings.index(b"$ORIGIN"), strings.index(b"/old")
     expected = [str(tmp_path.parent / "lib"), f"/opt{tmp_path}/x", "/opt/a"]
-    run_paths = searched._run_paths
     for entries, found in (
         ([(1, 1), (29, named)], expected),
         ([(15, old), (29, named)], expected),
@@ -41,18 +40,18 @@ def test_the_folders_that_a_library_names_are_searched(tmp_path: Path, order: st
         ([(1, 1)], []),
     ):
         path = library(tmp_path / "libtest.so", entries, strings, order)
-        assert run_paths(str(path)) == found
+        assert searched.run_paths(str(path)) == found
 
 
 @pytest.mark.parametrize("text", [b"", b"\x7fELF", b"\x7fELF\1" + bytes(60), b"\x7fELF\2\1" + b"\xff" * 58])
 def test_a_file_that_is_no_library_names_none(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "other").write_bytes(text)
-    assert searched._run_paths(str(tmp_path / "other")) == []
-    assert searched._run_paths(str(tmp_path / "missing")) == []
+    assert searched.run_paths(str(tmp_path / "other")) == []
+    assert searched.run_paths(str(tmp_path / "missing")) == []
 
 
 def test_folders_of_a_pth_are_its_lines_that_are_no_code(tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     path.write_text("\ufeff/opt/first  \n# a\n\nimport os; os.x = 1\nimport\tsys\nrelative/one\n")
-    assert searched._folders_of_pth(str(path)) == ["/opt/first", "relative/one"]
-    assert searched._folders_of_pth(str(tmp_path / "missing.pth")) == []
+    assert searched.folders_of_pth(str(path)) == ["/opt/first", "relative/one"]
+    assert searched.folders_of_pth(str(tmp_path / "missing.pth")) == []
