@@ -249,7 +249,47 @@ def test_a_branch_that_is_killed_ends_its_job_and_leaves_nobody(place: Place, tm
         os.kill(job.branch(), signal.SIGKILL)
         assert job.process.wait(30) != 0
         gone(job)
+        assert "was killed by SIGKILL: its workers died with it" in job.said()
+        assert "may be left" not in job.said()
     serves(place, tmp_path, server)
+
+
+def test_daemons_that_change_their_pid_end_with_the_job(place: Place, tmp_path: Path, testchild: Path, net: Arena) -> None:
+    write_worker(tmp_path, testchild, PAUSES, HOPS, HOPS)
+    for _ in range(3):
+        with running(place, tmp_path, net) as job:
+            job.ready()
+            job.go()
+            assert not job.is_held(), job.said()
+            assert "may be left" not in job.said()
+
+
+def test_a_server_that_is_stopped_ends_what_its_killed_branch_has_left(place: Place, tmp_path: Path, net: Arena) -> None:
+    server = warmed(place, tmp_path, net)
+    with running(place, tmp_path, net) as job:
+        branch = job.branch()
+        os.kill(server, signal.SIGSTOP)
+        os.kill(branch, signal.SIGKILL)
+        assert job.process.wait(30) != 0
+        assert not job.is_held(), job.said()
+        assert "was killed by SIGKILL" in job.said()
+        assert "may be left" not in job.said()
+
+
+@pytest.mark.parametrize("others", ["", "agent"])
+def test_what_nobody_can_prove_to_have_ended_is_said(place: Place, tmp_path: Path, net: Arena, others: str) -> None:
+    """The guard says it if the agent was killed, too."""
+    server = warmed(place, tmp_path, net)
+    with running(place, tmp_path, net) as job:
+        struck = [job.agent] if others else []
+        struck += [job.branch(), server]
+        # None of them can react to the death of another one.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in struck:
+                os.kill(pid, number)
+        assert job.process.wait(30) != 0
+        (line,) = [line for line in job.said().splitlines() if "may be left" in line]
+        assert "the fork server that would end them is gone or does not answer" in line
 
 
 @pytest.mark.parametrize("struck", ["agent", "guard", "agent guard"])

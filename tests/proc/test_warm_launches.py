@@ -294,3 +294,34 @@ def test_a_command_in_another_control_group_has_workers_there(place: Place, tmp_
         place.end()
         until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
+
+
+ORPHANS = """
+import os, subprocess, sys, textwrap, time
+for _ in range(40):
+    subprocess.run(["/bin/sh", "-c", "true &"])
+def zombies():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and int(parent) == os.getppid():
+            found.append(pid)
+    return found
+deadline = time.monotonic() + 20
+while zombies():
+    if time.monotonic() > deadline:
+        sys.exit(1)
+    time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+def test_what_workers_leave_is_reaped_when_it_dies(place: Place, tmp_path: Path) -> None:
+    """A long job would run out of pids. The exit codes of workers are none of it."""
+    (tmp_path / "train.py").write_text(ORPHANS)
+    for _ in range(2):
+        done = place.run("train.py", cwd=tmp_path)
+        assert done.returncode == 7, done.stderr

@@ -88,3 +88,45 @@ pub(crate) mod sharing {
         CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "children that are not the engine's")]
+mod tests {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn until(mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_dead_child_that_is_spared_hides_no_other() {
+        let _alone = sharing::alone();
+        let mut spared = Command::new("true").spawn().unwrap();
+        let pid = spared.id() as i32;
+        until(|| find_dead().unwrap() == Some(pid));
+        drop(Command::new("true").spawn().unwrap());
+        until(|| reap_orphans(&[pid]) == Orphans::None);
+        assert!(spared.wait().unwrap().success());
+        assert_eq!(reap_orphans(&[]), Orphans::None);
+    }
+
+    #[test]
+    fn a_hunt_ends_all_children_but_the_spared_ones() {
+        let _alone = sharing::alone();
+        let mut spared = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = spared.id() as i32;
+        drop(Command::new("sleep").arg("60").spawn().unwrap());
+        assert_eq!(reap_orphans(&[pid]), Orphans::Alive);
+        until(|| hunt_orphans(&[pid]).1 == Orphans::None);
+        assert!(spared.try_wait().unwrap().is_none());
+        assert_ne!(hunt_orphans(&[]).0, 0);
+        assert_eq!(spared.wait().ok().and_then(|status| status.code()), None);
+    }
+}

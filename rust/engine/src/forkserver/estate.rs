@@ -13,12 +13,14 @@ use super::message::Report;
 use super::socket;
 use crate::poller::{Poller, wait_readable};
 
-/// What is known about the processes that a dead branch has left.
+/// What is known about the processes that a branch leaves when it dies.
 #[derive(Debug, Default)]
 pub(crate) enum Estate {
-    /// There are none.
+    /// It lives.
     #[default]
-    None,
+    Owned,
+    /// There are none.
+    Settled,
     /// The warm server ends them, and tells over this link when none is left.
     Open(OwnedFd),
     /// The warm server is dead, too, or cannot end them.
@@ -34,7 +36,7 @@ impl Estate {
         if is_clear {
             note_workers(&*link, false);
         }
-        *self = if is_clear { Self::None } else { Self::Unknown };
+        *self = if is_clear { Self::Settled } else { Self::Unknown };
         true
     }
 }

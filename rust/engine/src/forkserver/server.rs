@@ -81,8 +81,6 @@ pub(crate) struct Server {
     /// The warm server that has forked this branch, with its start time.
     adopter: Option<(i32, u64)>,
     estate: Estate,
-    /// Whether its server has told that it has left nothing.
-    is_cleared: bool,
     /// How the branch of a warm server has ended, as its server tells.
     death: Option<Death>,
     /// The signal that ended the server, if one did.
@@ -145,8 +143,7 @@ impl Server {
             procfs: ProcFs::open().ok(),
             speaker: None,
             adopter: None,
-            estate: Estate::None,
-            is_cleared: false,
+            estate: Estate::default(),
             death: None,
             fatal_signal: None,
             is_distrusted: false,
@@ -273,7 +270,7 @@ impl Server {
                 self.imports = Imports::begin(Instant::now(), Patience::default());
             }
             Some(Report::Died { death }) => self.death = Some(death),
-            Some(Report::Cleared) => self.is_cleared = true,
+            Some(Report::Cleared) => self.estate = Estate::Settled,
             Some(Report::Refused { text }) => self.close(format!("refused: {}", words::one_line(&text))),
             // The report is about a group that has ended.
             Some(
@@ -555,7 +552,7 @@ impl Server {
     /// Notes who looks after what the dead branch of a warm server has left.
     fn leave_estate(&mut self, poller: &Poller) {
         let Some(link) = self.link.take() else { return };
-        if self.is_branch() && self.orders > 0 && !self.is_cleared {
+        if self.is_branch() && self.orders > 0 && matches!(self.estate, Estate::Owned) {
             // If nobody else holds the other end, the server is dead, too, which is read next.
             self.estate = Estate::Open(link);
         } else {

@@ -46,6 +46,14 @@ pub(super) struct Group<'a> {
     pub(super) heirs: Heirs,
 }
 
+impl Group<'_> {
+    /// Whether the kernel has said of all processes that dead branches have left that they are gone.
+    fn has_no_estate(&self) -> bool {
+        let is_empty = |cgroup: &AttemptCgroup| cgroup.populated().is_ok_and(|populated| !populated);
+        self.heirs == Heirs::None || self.cgroup.is_some_and(is_empty)
+    }
+}
+
 /// Finds and ends the processes of a job.
 pub(super) struct Remains {
     /// Whether we are the subreaper.
@@ -215,7 +223,7 @@ impl Remains {
             match killed {
                 None => drop(self.signal_groups(group.leaders, Signal::KILL)),
                 Some(Ok((_, members))) if !group.branches.is_empty() => {
-                    self.known.extend(identities(&members))
+                    self.known.extend(identities(&members));
                 }
                 Some(_) => {}
             }
@@ -230,7 +238,7 @@ impl Remains {
     /// Describes processes that are left, or may be left as far as we know. `left`: the kernel says that processes
     /// are left.
     pub(super) fn survivors(&mut self, group: Group<'_>, left: bool) -> Vec<Survivor> {
-        let is_proved = self.are_proved_to_be_none(group);
+        let is_proved = group.has_no_estate();
         let can_tell = self.adopting || group.cgroup.is_some();
         if !left {
             let is_unknown = !can_tell && self.tree.is_err();
@@ -248,12 +256,6 @@ impl Remains {
             }
             Some(seen) => seen,
         }
-    }
-
-    /// Whether the kernel has said of all processes that dead branches have left that they are gone.
-    fn are_proved_to_be_none(&self, group: Group<'_>) -> bool {
-        let is_empty = |cgroup: &AttemptCgroup| cgroup.populated().is_ok_and(|populated| !populated);
-        group.heirs == Heirs::None || group.cgroup.is_some_and(is_empty)
     }
 
     fn unseen(&self) -> Survivor {
