@@ -201,9 +201,8 @@ def _left(one: Survivor, judgement: Judgement) -> str:
 def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | None = None) -> str:
     """A line about a surviving process, from `dsl.Ended.survivors` or from a guard."""
     if not pid and errno == ECHILD:
-        return (
-            "processes of the job may be left: the fork server that would end them is gone or does not answer"
-        )
+        why = "the fork server that would end them is gone or does not answer"
+        return f"processes of the job may be left: {why}"
     if not pid:
         why = "does not show them to this user" if errno == EACCES else "cannot be read, so nobody can look"
         return f"processes of the job may be left: /proc {why}"
