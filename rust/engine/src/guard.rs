@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::event::Survivor;
 use crate::features::Features;
 use crate::forkserver::estate;
-use crate::orphans::{Orphans, reap_orphans};
+use crate::orphans::{Orphans, reap, reap_orphans};
 use crate::signals::{STALLING, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
@@ -192,7 +192,7 @@ impl Guard {
                 break death;
             }
             helper.take_if(|pid| clear::has_ended(*pid));
-            reap_orphans(&[agent_pid, helper.unwrap_or(agent_pid)]);
+            reap(&[agent_pid, helper.unwrap_or(agent_pid)]);
             if watch.is_overdue(Instant::now()) {
                 // The agent may still be waiting for the helper. It is killed when the deadline of a later stop
                 // signal has passed as well.

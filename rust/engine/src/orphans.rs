@@ -17,18 +17,27 @@ pub(crate) enum Orphans {
     Alive,
 }
 
-/// Reaps every dead child except the `spared` ones, which have waiters of their own.
+/// Reaps every dead child except the `spared` ones, which have waiters of their own, and says what is left.
 pub(crate) fn reap_orphans(spared: &[i32]) -> Orphans {
+    match reap(spared) {
+        Some(found) => found,
+        None if spared.is_empty() => Orphans::Alive,
+        None => look_through(spared, None),
+    }
+}
+
+/// Reaps every dead child except the `spared` ones. Does not look whether others are alive, so `None` says nothing.
+pub(crate) fn reap(spared: &[i32]) -> Option<Orphans> {
     loop {
         match find_dead() {
             Ok(Some(pid)) if !spared.contains(&pid) => {
                 // The child is dead, and no other code waits for it.
                 let _ = try_wait(Target::Pid(pid), true);
             }
-            Ok(None) if spared.is_empty() => return Orphans::Alive,
             // The kernel shows one dead child only, so behind a spared one there may be others.
-            Ok(_) => return look_through(spared, None),
-            Err(_) => return Orphans::None,
+            Ok(Some(_)) => return Some(look_through(spared, None)),
+            Ok(None) => return None,
+            Err(_) => return Some(Orphans::None),
         }
     }
 }
@@ -95,6 +104,8 @@ mod tests {
     use std::process::Command;
     use std::time::{Duration, Instant};
 
+    use rustix::process::{getpid, set_child_subreaper};
+
     use super::*;
 
     fn until(mut is_so: impl FnMut() -> bool) {
@@ -128,5 +139,21 @@ mod tests {
         assert!(spared.try_wait().unwrap().is_none());
         assert_ne!(hunt_orphans(&[]).0, 0);
         assert_eq!(spared.wait().ok().and_then(|status| status.code()), None);
+    }
+
+    /// The first thread adopts, and no test runs on that one.
+    #[test]
+    fn what_another_thread_has_adopted_is_not_missed() {
+        let _alone = sharing::alone();
+        set_child_subreaper(Some(getpid())).unwrap();
+        let mut spared = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = spared.id() as i32;
+        let mut parent = Command::new("sh").args(["-c", "sleep 60 &"]).spawn().unwrap();
+        assert!(parent.wait().unwrap().success());
+        assert_eq!(reap_orphans(&[pid]), Orphans::Alive);
+        until(|| hunt_orphans(&[pid]).1 == Orphans::None);
+        set_child_subreaper(None).unwrap();
+        spared.kill().unwrap();
+        spared.wait().unwrap();
     }
 }

@@ -78,12 +78,23 @@ pub(crate) fn activity(pid: i32) -> Option<Activity> {
     parse_activity(procfs.starts(pid, "stat").ok()?)
 }
 
-/// Pids of the children of this thread, living and dead, with those that it has adopted.
+/// Pids of the children of this process, living and dead, with those that it has adopted.
 pub(crate) fn own_children() -> io::Result<Vec<i32>> {
-    match kernel_file::read("/proc/thread-self/children") {
-        Ok(text) => Ok(parse_children(&text)),
-        Err(_) => ProcFs::open()?.children(rustix::process::getpid().as_raw_pid()),
+    let own = rustix::process::getpid().as_raw_pid();
+    let mut found = Vec::new();
+    for thread in std::fs::read_dir("/proc/self/task")?.flatten() {
+        if thread.file_name().as_encoded_bytes() != own.to_string().as_bytes() {
+            // A thread that has ended has given its children to the first one.
+            let text = kernel_file::read(thread.path().join("children"));
+            found.extend(parse_children(&text.unwrap_or_default()));
+        }
     }
+    // The first thread adopts, so it comes last.
+    match kernel_file::read(format!("/proc/self/task/{own}/children")) {
+        Ok(text) => found.extend(parse_children(&text)),
+        Err(_) => return ProcFs::open()?.children(own),
+    }
+    Ok(found)
 }
 
 /// What each of these processes uses; `None` for a process that has ended or cannot be seen.
@@ -235,8 +246,8 @@ impl ProcFs {
         Ok((!is_shared).then_some("root directory"))
     }
 
-    /// Pids of the children of a process with one thread, living and dead. If none of them is reaped meanwhile, the list
-    /// is true for the moment at which its last child was read. Kernels that show no such list show only a table, which
+    /// Pids of the children of the first thread of a process, which adopts, living and dead. If none of them is reaped
+    /// meanwhile, the list is true for the moment at which its last child was read. Kernels that show no such list show only a table, which
     /// changes while we read it.
     pub(crate) fn children(&mut self, pid: i32) -> io::Result<Vec<i32>> {
         let list = format!("{pid}/task/{pid}/children");

@@ -14,7 +14,7 @@ use crate::forkserver::Server;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
 use crate::mux::{Consoles, Mux};
-use crate::orphans::reap_orphans;
+use crate::orphans::reap;
 use crate::poller::Poller;
 use crate::procfs;
 use crate::spawn::{Spawner, open_files_limit};
@@ -299,7 +299,7 @@ impl Supervisor {
             self.orphans_due = None;
             let spared = [self.running_pids(), self.server_pids()].concat();
             if self.link.is_some() {
-                reap_orphans(&spared);
+                reap(&spared);
             }
         }
         if self.callers_due.is_some_and(|due| due <= now) {

@@ -192,8 +192,8 @@ impl Tree {
         Ok(seen.into_values().collect())
     }
 
-    /// Whether a process that adopts, and has one thread, has no other children than these, as its list of children
-    /// shows. Its dead children do not count.
+    /// Whether a process that adopts has no other children than these, as its list of children shows. Its dead children do
+    /// not count.
     pub(crate) fn is_bare(&mut self, pid: i32, known: &[i32]) -> bool {
         let mut known = known.to_vec();
         for _ in 0..PASSES {

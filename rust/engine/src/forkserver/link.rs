@@ -15,7 +15,7 @@ use super::pages;
 use super::socket;
 use crate::clearing::{Clearing, Left, Next};
 use crate::error::Error;
-use crate::orphans::reap_orphans;
+use crate::orphans::reap;
 use crate::poller::{Poller, wait_readable};
 use crate::sys;
 use crate::sys::signal::{self, SignalSet};
@@ -316,7 +316,7 @@ impl Ends {
     fn reap_orphans(&self) {
         while self.intake.as_ref().is_some_and(has_signal) {}
         let workers: Vec<i32> = self.workers.values().map(|worker| worker.pid).collect();
-        reap_orphans(&workers);
+        reap(&workers);
     }
 }
 

@@ -133,20 +133,19 @@ impl Remains {
     pub(super) fn are_none(&mut self, group: Group<'_>) -> bool {
         if self.adopting {
             let spared = [group.workers, group.servers].concat();
-            if reap_orphans(&spared) != Orphans::None || group.heirs == Heirs::Busy {
+            if reap_orphans(&spared) != Orphans::None {
                 return false;
-            }
-            let tree = self.tree.as_mut().ok();
-            let known = [group.workers, group.leaders].concat();
-            let is_bare = |tree: &mut Tree| group.branches.iter().all(|&pid| tree.is_bare(pid, &known));
-            if !tree.is_none_or(is_bare) {
-                return false;
-            }
-            if !self.has_lost_branch {
-                return true;
             }
         } else if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok()) {
             return !populated;
+        }
+        let known = [group.workers, group.leaders].concat();
+        let is_bare = |tree: &mut Tree| group.branches.iter().all(|&pid| tree.is_bare(pid, &known));
+        if group.heirs == Heirs::Busy || !self.tree.as_mut().ok().is_none_or(is_bare) {
+            return false;
+        }
+        if self.adopting && !self.has_lost_branch {
+            return true;
         }
         let empty = |tree: &mut Tree, scope: Scope<'_>| {
             (0..LOOKS).all(|_| tree.members(scope).is_ok_and(|members| members.is_empty()))
