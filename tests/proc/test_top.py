@@ -13,6 +13,7 @@ from typing import Any
 
 import pyte
 import pytest
+from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
@@ -35,6 +36,7 @@ from dsl.model.observation import (
     ThreadStack,
 )
 from dsl.observe.jobs import running_jobs
+from dsl.observe.py_spy import read_state
 
 SCREENS = Path(__file__).parent / "screens"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07step 12 \x1b[31mloss\x1b[0m nan\x00"
@@ -248,6 +250,30 @@ def test_stacks_of_a_rank(fake: FakeJob, top: str) -> None:
         screen.shows("stacks of 0", "all_reduce (/lib/torch/distributed.py:88)")
         screen.press(b"\x1b")
         settled(screen)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_gives_the_terminal_back(signum: int, fake: FakeJob, top: str) -> None:
+    with on_screen(top, 80, 24) as keyboard:
+        settled(Screen(keyboard, 80, 24))
+        assert not keyboard.echo
+        keyboard.shown()
+        (pid,) = processes.children(keyboard.shell)
+        os.kill(pid, signum)
+        keyboard.reported(f"ended {128 + signum}")
+        assert keyboard.echo
+        shown = keyboard.shown()
+        for begin, end in ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h")):
+            assert shown.rfind(end) > shown.rfind(begin), shown[-200:]
+        assert b"Traceback" not in shown
+
+
+def test_a_terminal_that_goes_ends_the_screen(fake: FakeJob, top: str) -> None:
+    with on_screen(top, 80, 24) as keyboard:
+        settled(Screen(keyboard, 80, 24))
+        (pid,) = processes.children(keyboard.shell)
+        keyboard.hang_up()
+        until(lambda: read_state(pid) in "XZ")
 
 
 def test_a_job_that_ends_leaves_its_last_state_on_the_screen(fake: FakeJob, top: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import termios
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -36,7 +39,7 @@ from dsl.observe.table import (
     totals,
 )
 from dsl.printable import printable
-from dsl.signals import signal_name
+from dsl.signals import ENDING, signal_name
 
 SIGNALS = tuple(
     int(getattr(signal, name))
@@ -49,6 +52,13 @@ LOG_BYTES = 64 << 10
 
 MESSAGE_S = 6.0
 """How long a message stays."""
+
+END_S = 1.0
+"""How long textual may take to give the terminal back."""
+
+BEGUN = (1000, 1003, 1004, 1006, 1015, 2004, 1049)
+USUAL = b"".join([b"\x1b[?%dl" % mode for mode in BEGUN]) + b"\x1b[<u\x1b[?7h\x1b[?25h"
+"""Sequences that end what textual has begun: mouse, focus, pasting, the other screen, keys; and the cursor."""
 
 FOOT = "? help  / filter  f fold  h hosts  x stacks  l log  k signal  j jobs  q quit"
 
@@ -120,6 +130,25 @@ class TopApp(App[int]):
         yield RowsView()
         yield Input(placeholder="part of a rank, host, state or line", id="filter")
         yield Static(FOOT, markup=False, id="foot", classes="bar")
+
+    def on_load(self) -> None:
+        """Before the terminal becomes ours: a signal that ends this process gives it back first."""
+        loop, settings = asyncio.get_running_loop(), termios.tcgetattr(0)
+        for signum in ENDING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                loop.add_signal_handler(signum, self._end_by, signum, settings)
+
+    def _end_by(self, signum: int, settings: list[Any]) -> None:
+        def insist(*_: object) -> None:
+            with suppress(OSError, termios.error):  # the terminal has gone
+                termios.tcsetattr(0, termios.TCSANOW, settings)
+                os.write(1, USUAL)
+            os._exit(128 + signum)
+
+        # Where the terminal has gone, textual may wait for ever for its thread that writes there.
+        signal.signal(signal.SIGALRM, insist)
+        signal.setitimer(signal.ITIMER_REAL, END_S)
+        self.exit(128 + signum)
 
     def on_mount(self) -> None:
         """Begin to watch the job, or let the user choose."""
