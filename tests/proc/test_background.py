@@ -379,6 +379,15 @@ state=$1; shift
 """
 
 
+KEEPS = """
+mount -t tmpfs -o size=128k none "$1" || exit 99
+state=$1; shift
+"$@" || exit 98
+"$(dirname "$1")/dsl-wait"
+"$(dirname "$1")/dsl-attach"
+"""
+
+
 @pytest.mark.root
 @pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("ending, code", [("7", 7), ("0", 1)])
@@ -388,6 +397,40 @@ def test_a_job_that_fills_the_disk_still_has_its_exit_code(shell: Shell, ending:
     line = shell.line(["lines", "5000", "80", "exit", ending])
     ended = shell.run([*unshared("--mount"), "bash", "-c", FILLS, "bash", str(shell.state), *line])
     assert ended.returncode == code, ended.stderr
+
+
+LAST = """
+import os, time
+if os.environ["RANK"] != "0":
+    time.sleep(600)
+try:
+    for _ in range(5000):
+        os.write(1, b"x" * 79 + b"\\n")
+except OSError:
+    pass
+raise ValueError("bad batch")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.guarantee("G2", "G3")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_that_fills_the_disk_keeps_its_verdict(shell: Shell, tmp_path: Path, workers: int) -> None:
+    shell.state.mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(LAST)
+    own = shell.tool("dsl", "--detach", f"--num_gpus={workers}", "--no_local_rank", script)
+    ended = shell.run([*unshared("--mount"), "bash", "-c", KEEPS, "bash", str(shell.state), *own])
+    said = ended.stdout.decode()
+    assert ended.returncode == 1, ended
+    lines = said.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("[dsl: the disk was full"))
+    assert any("rank 0 (local rank 0, pid" in line and "exit code 1" in line for line in lines[at:])
+    if workers == 1:
+        assert any("/output may lack its last words: No space left on device" in line for line in lines[at:])
+    else:
+        assert any("cannot write stdout: No space left on device" in line for line in lines[at:])
+        assert "ValueError: bad batch" in "\n".join(lines[at:])
 
 
 def test_old_jobs_make_room_and_nothing_else_is_removed(shell: Shell, tmp_path: Path) -> None:

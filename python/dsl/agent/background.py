@@ -12,8 +12,9 @@ import signal
 
 from dsl.errors import DslError
 from dsl.machine.this_process import Console, use_null
-from dsl.model.outcome import AttemptStarted
+from dsl.model.outcome import AttemptStarted, Outcome
 from dsl.observe.job_folders import JobFolders, OwnFolder
+from dsl.report import speak
 from dsl.report.speak import flush_output, optional, say, write
 from dsl.signals import ENDING, signal_name
 
@@ -21,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from dsl.model.node import NodePlan
 
 
 NOTE_BYTES = 32
@@ -89,6 +92,7 @@ class Background:
         use_null(0)
         for fd in (1, 2):
             os.dup2(self._folder.output, fd)
+        speak.keep = self._folder.keep
         return Console()
 
     def let_go(self) -> None:
@@ -105,9 +109,22 @@ class Background:
             self._said = os.fstat(1).st_size
 
     def hear(self, event: object) -> None:
-        """Give the shell its answer when the first attempt begins."""
+        """Give the shell its answer when the first attempt begins; say if the disk is full at the end."""
         if isinstance(event, AttemptStarted):
             self._tell_shell()
+        elif isinstance(event, Outcome):
+            self._look_at_room(event.last.plan)
+
+    def _look_at_room(self, plan: NodePlan) -> None:
+        """Say what workers may have lost that write straight to the job's output."""
+        routes = [route for worker in plan.workers for route in (worker.stdout, worker.stderr)]
+        if any(route is not None and route.inherit for route in routes):
+            from dsl.evidence.reports import space_problem
+            from dsl.report.verdict import last_words
+
+            path = os.readlink("/proc/self/fd/1")
+            if problem := space_problem(path):
+                say(self._command, last_words(path, problem))
 
     def _tell_shell(self) -> None:
         if self._note is not None:

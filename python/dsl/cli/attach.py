@@ -111,11 +111,15 @@ def show(job: BackgroundJob, lines: int | None) -> None:
         raise UsageError(f"the output of job {job.pid} cannot be read: {reason}") from None
     if lines is not None:
         os.lseek(output, start_of(output, lines), os.SEEK_SET)
+    is_whole = True
     while True:
         is_over = job.is_over()  # asked first: then all that it has written is there
         while data := os.read(output, READ_BYTES):
             _write(data)
+            is_whole = data.endswith(b"\n")
         if is_over:
+            words = job.words()
+            _write(words if is_whole or not words else b"\n" + words)
             return
         time.sleep(PAUSE_S)
 

@@ -58,7 +58,7 @@ END_S = 1.0
 
 BEGUN = (1000, 1003, 1004, 1006, 1015, 2004, 1049)
 USUAL = b"".join([b"\x1b[?%dl" % mode for mode in BEGUN]) + b"\x1b[<u\x1b[?7h\x1b[?25h"
-"""Sequences that end what textual has begun: mouse, focus, pasting, the other screen, keys; and the cursor."""
+"""Sequences that end what textual has begun: mouse, focus, pasting, other screen, keys; and the cursor."""
 
 FOOT = "? help  / filter  f fold  h hosts  x stacks  l log  k signal  j jobs  q quit"
 

@@ -1,7 +1,8 @@
 """The jobs of this user in the background, those that run and those that have ended: a folder for each.
 
 ``$XDG_STATE_HOME/dsl/jobs/PID-RANDOM`` holds ``job.json`` (a `JobStart`), ``output`` (what the job wrote to
-stdout and stderr, as it came) and at the end ``exit.json`` (a `JobEnd`). The processes that supervise the
+stdout and stderr, as it came) and at the end ``exit.json`` (a `JobEnd`); ``words`` has the lines of dsl for
+which the disk had no room. The processes that supervise the
 job hold a lock on ``job.json``, so the kernel itself says when the last of them is gone.
 """
 
@@ -31,12 +32,18 @@ KEPT = 20
 KILLED = 128 + 9
 """The exit code of a job whose guard was killed before it could keep one."""
 
-BEGIN, OUTPUT, END = "job.json", "output", "exit.json"
+BEGIN, OUTPUT, WORDS, END = "job.json", "output", "words", "exit.json"
 UNFINISHED = ".new"
 """Ends the name of a file that is renamed when it is whole."""
 
 END_BYTES = 256
 """Size of the last file, which takes its room at the start: the job may fill the disk."""
+
+WORDS_BYTES = 16 << 10
+"""Room that is taken at the start for lines of dsl."""
+
+FULL = b"[dsl: the disk was full, so lines above may be missing; these lines of dsl were kept elsewhere:]\n"
+"""Comes before the first of these lines."""
 
 MOST_WORDS = 64
 """Most words of a command that are kept."""
@@ -185,11 +192,19 @@ class BackgroundJob:
         """Open its output for reading. Raises OSError: its folder is gone."""
         return _open_file(self._top, f"{self._name}/{OUTPUT}")
 
+    def words(self) -> bytes:
+        """The lines of dsl for which the disk had no room, once it is over."""
+        try:
+            with open(_open_file(self._top, f"{self._name}/{WORDS}"), "rb") as file:
+                return file.read(WORDS_BYTES).rstrip(b"\0")
+        except OSError:
+            return b""
+
     def remove(self) -> None:
         """Remove its files, unless it runs, or somebody waits for it. Other files are left there."""
         if self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
             with contextlib.suppress(OSError):
-                for name in (BEGIN + UNFINISHED, END + UNFINISHED, END, OUTPUT, BEGIN):
+                for name in (BEGIN + UNFINISHED, END + UNFINISHED, END, WORDS, OUTPUT, BEGIN):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(f"{self._name}/{name}", dir_fd=self._top)
                 os.rmdir(self._name, dir_fd=self._top)
@@ -221,13 +236,23 @@ class OwnFolder:
         """Descriptor of the file for the output."""
         self._end = self._make(END + UNFINISHED)
         os.write(self._end, b" " * END_BYTES)
+        self._words = self._make(WORDS)
+        _fill(self._words, WORDS_BYTES)
         self._lock = self._make(BEGIN + UNFINISHED)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(self._lock, to_line(begun))
         self._finish(BEGIN)
 
+    def keep(self, words: bytes) -> None:
+        """Keep lines of dsl for which the disk has no room. What is too much is dropped."""
+        at = os.lseek(self._words, 0, os.SEEK_CUR)  # guard and agent share it
+        words = words if at else FULL + words
+        os.write(self._words, words[: WORDS_BYTES - at])
+
     def end(self, code: int) -> None:
         """Keep the exit code. Raises OSError."""
+        if not os.lseek(self._words, 0, os.SEEK_CUR):
+            os.unlink(f"{self._name}/{WORDS}", dir_fd=self._top)
         os.pwrite(self._end, to_line(JobEnd(code, time.time_ns())), 0)
         self._finish(END)
 
@@ -238,6 +263,14 @@ class OwnFolder:
     def _finish(self, name: str) -> None:
         path = f"{self._name}/{name}"
         os.rename(path + UNFINISHED, path, src_dir_fd=self._top, dst_dir_fd=self._top)
+
+
+def _fill(fd: int, size: int) -> None:
+    """Take room on the disk. Raises OSError: there is too little."""
+    zeros = bytes(size)
+    while zeros:
+        zeros = zeros[os.write(fd, zeros) :]
+    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def _open_file(top: int, path: str) -> int:

@@ -23,6 +23,9 @@ PIPE_BUF = 4096
 end_path = ""
 """File in which the tuner that started this job looks for its judgement; empty: nobody does."""
 
+keep: Callable[[bytes], None] | None = None
+"""Gets what finds no room on the disk of stderr; None: it is lost."""
+
 _stalled: set[int] = set()
 """Contains stderr's number, 2, from the time when stderr takes no output until it takes some again."""
 
@@ -41,6 +44,9 @@ def say(command: str, text: str) -> None:
     """Write one line to stderr, or drop it if stderr is stuck: a stopped pager must not hold up the job."""
     write(f"{command}: {' '.join(text.splitlines())}\n")
 
+
+NO_ROOM = (27, 28, 122)
+"""Errors of a write to a file that may not grow: EFBIG, ENOSPC, EDQUOT."""
 
 _warned: set[tuple[str, str]] = set()
 """Warnings of `complain` so far. A view that asks every second causes no further line."""
@@ -109,8 +115,9 @@ def write(text: str) -> None:
         fd = 2 if own is None else own
         while rest and _may_write(fd):
             rest = rest[os.write(fd, rest[:PIPE_BUF]) :]
-    except OSError:
-        return  # stderr has no reader, or another process filled it first
+    except OSError as error:  # stderr has no reader, or another process filled it first
+        if keep is not None and error.errno in NO_ROOM:
+            keep(rest)
     finally:
         if own is not None:
             os.close(own)

@@ -219,10 +219,15 @@ def _last_words(label: str, evidence: Evidence) -> list[str]:
         lines = [f"last output of {label}:", *[f"  | {line}".rstrip() for line in evidence.lines]]
     path, problem = evidence.log_path, evidence.log_problem
     if path and problem:
-        lines.append(f"{path} may lack its last words: {problem}, make room on its disk")
+        lines.append(last_words(path, problem))
     elif path:
         lines.append(f"full log: {path}")
     return lines
+
+
+def last_words(path: str, problem: str) -> str:
+    """A line about a file on a disk that has no more room."""
+    return f"{path} may lack its last words: {problem}, make room on its disk"
 
 
 def cause_last(lines: Sequence[str]) -> list[str]:
