@@ -143,7 +143,8 @@ class TopApp(App[int]):
             with suppress(OSError, termios.error):  # the terminal has gone
                 termios.tcsetattr(0, termios.TCSANOW, settings)
                 os.write(1, USUAL)
-            os._exit(128 + signum)
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
 
         # Where the terminal has gone, textual may wait for ever for its thread that writes there.
         signal.signal(signal.SIGALRM, insist)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from dsl._record import Record
 from dsl.errors import TimelineError
 from dsl.printable import printable
+from dsl.report.recorder import SCHEMA
 
 Line: TypeAlias = Mapping[str, Any]
 
@@ -70,21 +71,26 @@ def read_job(lines: Iterable[str | bytes]) -> list[Line]:
     """The lines about the last job of a record, each with its time by one clock. Other lines are skipped.
 
     Raises:
-        TimelineError: no job was launched.
+        TimelineError: no job was launched, or a newer dsl has recorded the last one.
     """
     found: list[Line] = []
+    is_newer = False
     for text in lines:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and _is_line(line):
+        if isinstance(line, dict) and _is_number(line.get("schema")) and (line.get("schema") or 0) > SCHEMA:
+            is_newer = is_newer or not found or line.get("event") == "Launched"
+        elif isinstance(line, dict) and _is_line(line):
             if line["event"] == "Launched":
-                found = []
+                found, is_newer = [], False
             offset_ns = line.get("clock_offset_ns")
             line["at_ns"] = line["time_ns"] - (offset_ns if _is_time(offset_ns) else 0)
             if line["event"] == "Launched" or (found and line.get("job") == found[0].get("job")):
                 found.append(line)
+    if is_newer:
+        raise TimelineError("a newer dsl has made this record: update dsl here")
     if not found:
         raise TimelineError("no job was launched in this record: give the file of --events")
     return found
@@ -92,7 +98,7 @@ def read_job(lines: Iterable[str | bytes]) -> list[Line]:
 
 def _is_line(line: Line) -> bool:
     return (
-        line.get("schema") == 1
+        line.get("schema") == SCHEMA
         and isinstance(line.get("event"), str)
         and isinstance(line.get("host"), str)
         and _is_time(line.get("time_ns"))

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
-use crate::loss::words;
+use crate::loss::{seconds, words};
 use crate::secure::{Role, Session};
 use crate::stream::{HANDSHAKE_LEN, HAS_KEY, MAGIC, SecureStream, TURNED_AWAY, is_transient, with_length};
 
@@ -29,8 +29,8 @@ pub enum ConnectError {
     #[error("the head of the job has no address")]
     NoAddress,
     /// Nobody has answered in time.
-    #[error("the head of the job cannot be reached within {0} s: {1}")]
-    Timeout(f64, String),
+    #[error("the head of the job cannot be reached within {time}: {1}", time = seconds(*.0))]
+    Timeout(Duration, String),
     /// The head has said that the keys do not fit.
     #[error("{0} refuses this node: {1}")]
     Refused(String, &'static str),
@@ -246,7 +246,7 @@ pub fn connect(
                 .iter()
                 .map(|one| format!("{} ({})", one.address, one.problem))
                 .collect();
-            return Err(ConnectError::Timeout(timeout.as_secs_f64(), problems.join(", ")));
+            return Err(ConnectError::Timeout(timeout, problems.join(", ")));
         }
         if pending() {
             return Err(ConnectError::Interrupted);

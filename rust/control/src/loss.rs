@@ -1,5 +1,7 @@
 //! Why a connection has ended.
 
+use std::time::Duration;
+
 use rustix::io::Errno;
 
 use crate::frame::Damaged;
@@ -25,6 +27,11 @@ impl Loss {
             reason: reason.into(),
         }
     }
+}
+
+/// A time in words for the user, rounded to a hundredth of a second.
+pub(crate) fn seconds(time: Duration) -> String {
+    format!("{} s", (time.as_secs_f64() * 100.0).round() / 100.0)
 }
 
 /// Why nothing more can be done with a connection.
@@ -73,4 +80,16 @@ pub(crate) fn words(error: &std::io::Error) -> String {
     let text = text.split(" (os error").next().unwrap_or_default();
     text.trim_start_matches("failed to lookup address information: ")
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rounded() {
+        let texts = [0, 4_000_000, 749_481_640, 1_500_000_000, 15_000_000_000]
+            .map(|ns| seconds(Duration::from_nanos(ns)));
+        assert_eq!(texts, ["0 s", "0 s", "0.75 s", "1.5 s", "15 s"]);
+    }
 }

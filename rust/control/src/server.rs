@@ -19,7 +19,7 @@ use crate::frame::{Frame, LONGEST_OF_AGENTS};
 use crate::inbox::News;
 use crate::link::{House, Link};
 use crate::listener::{Listener, Origin};
-use crate::loss::{Fault, Loss, words};
+use crate::loss::{Fault, Loss, seconds, words};
 use crate::orders::Orders;
 use crate::relay::{Pipe, Relay};
 use crate::shared::{BELL, CALLER, LINK, LISTENER, PIPE, Shared, WRITER, token};
@@ -349,7 +349,7 @@ impl Core {
     /// Sends heartbeats where we are silent, and ends links that are silent or take nothing.
     fn check_times(&mut self, now: Instant) {
         let heartbeat = self.settings.heartbeat;
-        let seconds = heartbeat.as_secs_f64();
+        let time = seconds(heartbeat);
         let mut next = now + self.pause;
         let mut ended: Vec<(u64, Option<Loss>)> = Vec::new();
         let mut pinged = Vec::new();
@@ -361,12 +361,12 @@ impl Core {
                     ended.push((*id, None));
                 }
             } else if stuck_until <= now {
-                let reason = format!("has taken nothing for {seconds} s");
+                let reason = format!("has taken nothing for {time}");
                 ended.push((*id, Some(Loss::new("stuck", reason))));
             } else if !link.is_heard && self.house.is_head {
                 // ssh may take long; the caller that started it limits that time.
             } else if heard_until <= now && !link.is_deaf {
-                let reason = format!("has not been heard for {seconds} s");
+                let reason = format!("has not been heard for {time}");
                 ended.push((*id, Some(Loss::new("silent", reason))));
             } else {
                 // While we do not read, silence proves nothing.

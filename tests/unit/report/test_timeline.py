@@ -107,6 +107,16 @@ def test_the_last_job_of_a_file_is_drawn_and_bad_lines_are_skipped() -> None:
         read_job(bad)
 
 
+def test_a_record_of_a_newer_schema_is_not_taken_for_none_or_for_an_older_job() -> None:
+    newer = [json.dumps({**one, "schema": 2, "job": "newer"}) for one in WELL]
+    older = [json.dumps(one) for one in WELL]
+    for lines in (newer, newer[2:4], [*older, *newer]):
+        with pytest.raises(TimelineError, match="a newer dsl has made this record: update dsl here"):
+            read_job(lines)
+    assert len(read_job([*newer, *older])) == len(older)
+    assert len(read_job([*older, newer[3]])) == len(older)
+
+
 def check_trace(trace: dict[str, Any]) -> None:
     """What the trace event format asks for."""
     named = set()
