@@ -72,12 +72,13 @@ class Nvml:
             return  # the answers are there already
 
     def _call(self, function: str, *args: Any) -> Any:
+        older_driver = getattr(self._nvml, "NVMLLibraryMismatchError", AttributeError)
         try:
             return getattr(self._nvml, function)(*args)
         except self._nvml.NVMLError as error:
             raise NvmlError(getattr(error, "value", 999), str(error)) from None
-        except AttributeError:
-            raise NvmlError(FUNCTION_NOT_FOUND, f"this pynvml has no {function}") from None
+        except (AttributeError, older_driver):
+            raise NvmlError(FUNCTION_NOT_FOUND, f"pynvml or the driver has no {function}") from None
 
     def ask(self, question: str, device: str = "", number: int = 0) -> Any:
         """Ask about the driver, a device or a MIG instance. Earlier answers give the labels of devices.

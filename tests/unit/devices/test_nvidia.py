@@ -228,6 +228,14 @@ def test_without_a_driver_pynvml_is_not_imported(tmp_path: Path) -> None:
     assert result.stdout.strip() == "Survey(devices=(), source='', problems=()) False"
 
 
+class MismatchError(Exception):
+    """What pynvml raises, instead of an error of the driver, where the driver is older than itself."""
+
+
+def older() -> None:
+    raise MismatchError
+
+
 def _pynvml(answers: dict[str, Any]) -> ModuleType:
     """A pynvml whose functions return, or raise, what is given."""
     fake = ModuleType("pynvml")
@@ -246,7 +254,8 @@ def _pynvml(answers: dict[str, Any]) -> ModuleType:
 
         return call
 
-    vars(fake).update({name: function(name) for name in answers}, NVMLError=NVMLError)
+    functions = {name: function(name) for name in answers}
+    vars(fake).update(functions, NVMLError=NVMLError, NVMLLibraryMismatchError=MismatchError)
     return fake
 
 
@@ -290,9 +299,10 @@ def test_pynvml_is_asked_through_one_seam_and_a_recording_says_the_same(
     [
         ({**WORKING, "nvmlInit": -18}, 18),
         ({"nvmlInit": None}, 13),
+        ({**WORKING, "nvmlDeviceGetCount": older}, 13),
         ({**WORKING, "nvmlDeviceGetCount": -999}, 999),
     ],
-    ids=["driver", "old pynvml", "no answer"],
+    ids=["driver", "old pynvml", "old driver", "no answer"],
 )
 def test_errors_of_pynvml_are_ours(
     monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], code: int
