@@ -215,6 +215,17 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture
+def without_cloudpickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickle with the standard library alone, here and in what a test starts."""
+    folder = tmp_path / "without_cloudpickle"
+    folder.mkdir()
+    (folder / "cloudpickle.py").write_text("raise ImportError\n", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "cloudpickle", raising=False)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers(request: pytest.FixtureRequest, clean_environ: str) -> Iterator[None]:
     """Fail a test that leaves a process behind: one that carries its token, or a child nobody reaped (G1)."""

@@ -49,6 +49,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.proc
+@pytest.mark.usefixtures("without_cloudpickle")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.torch] if name in NEED_TORCH else []) for name in CASES]
 )

@@ -33,6 +33,7 @@ from dsl.functions.launcher import (
     launch,
 )
 
+pytestmark = pytest.mark.usefixtures("without_cloudpickle")
 PROGRAMS = Path(__file__).resolve().parent.parent / "workers"
 
 
