@@ -19,6 +19,7 @@ import pytest
 from kit import cluster, processes
 from kit.waiting import until
 from scripts.environment import CODE, digest
+from tests.support.skips import SkipWatch, skip_without_its_needs
 from tests.support.steadiness import LEFT_BEHIND, watch_steadiness
 
 if TYPE_CHECKING:
@@ -39,23 +40,10 @@ MARKERS = {
     "stress": "too long for every run; `make stress` runs it",
     "torch": "needs torch",
     "root": "needs root",
+    "needs_program": "skipped where there is no program of this name",
+    "needs_package": "skipped where no package of this name is installed, which the set-up installs",
     "guarantee": "holds guarantees of docs/design.md, named by their numbers; `make guarantees` lists them",
 }
-
-# A test may be skipped only for what no set-up step can install, or what its user would not have on the machine.
-ALLOWED_SKIPS = (
-    "needs an NVIDIA GPU",
-    "needs root",
-    "needs apt-get",
-    "needs namespaces",
-    "needs the program ",
-    "needs a Python with",
-    "needs Chromium",
-    "needs a NUMA machine",
-    "needs several CPUs",
-    "needs a writable cgroup v2",
-    "needs a kernel with ",
-)
 
 _HIDDEN_NAMES = frozenset(
     {
@@ -138,7 +126,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.getoption("no_unexpected_skips"):
-        config.pluginmanager.register(_SkipWatch())
+        config.pluginmanager.register(SkipWatch())
     if config.getoption("unsteady") is not None:
         watch_steadiness(config, config.getoption("unsteady"))
     # Under nohup, or in a shell's background, our children would ignore these, as they should.
@@ -159,40 +147,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("root")  # which makes the namespaces of the hosts
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+        skip_without_its_needs(item)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the helper program before any test's clock starts."""
     if any("testchild" in getattr(item, "fixturenames", ()) for item in session.items):
         _build_testchild()
-
-
-class _SkipWatch:
-    """Fails the run for a test that could have run and was skipped."""
-
-    def __init__(self) -> None:
-        self.unexpected: list[str] = []
-
-    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if not report.skipped or hasattr(report, "wasxfail"):
-            return
-        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        reason = text.removeprefix("Skipped: ")
-        if not reason.startswith(ALLOWED_SKIPS):
-            self.unexpected.append(f"{report.nodeid} - skipped: {reason}")
-
-    pytest_runtest_logreport = _note
-    pytest_collectreport = _note
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.unexpected and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.unexpected:
-            terminalreporter.section("skipped, but could have run", red=True)
-            for line in self.unexpected:
-                terminalreporter.write_line(f"FAILED {line}")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import pytest
 from scripts import machine
 from scripts.machine import Need, meet
 from tests import conftest
+from tests.support.skips import ALLOWED, skip_without_its_needs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +89,24 @@ def test_tests_say_that_the_installed_package_is_older(
     (tmp_path / "dsl-setup.json").write_text(json.dumps({"code": "of an older state"}))
     with pytest.raises(pytest.exit.Exception, match="older than its sources: run `make build`"):
         conftest.check_that_the_package_is_current()
+
+
+@pytest.mark.parametrize(
+    "kind, there, missing", [("program", "sh", "no-such-sh"), ("package", "pytest", "no-pytest")]
+)
+def test_a_test_whose_needs_are_not_here_is_skipped_and_says_what_it_needs(
+    kind: str, there: str, missing: str, request: pytest.FixtureRequest
+) -> None:
+    mark = getattr(pytest.mark, f"needs_{kind}")
+    request.node.add_marker(mark(there))
+    skip_without_its_needs(request.node)
+    assert request.node.get_closest_marker("skip") is None
+    request.node.add_marker(mark(missing))
+    skip_without_its_needs(request.node)
+    assert request.node.get_closest_marker("skip").kwargs == {"reason": f"needs the {kind} {missing}"}
+    assert f"needs the {kind} {missing}".startswith(ALLOWED) == (kind == "program"), (
+        "the set-up installs packages"
+    )
 
 
 PYTEST = """\

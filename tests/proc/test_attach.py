@@ -70,6 +70,7 @@ def finish(job: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     return job.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.needs_package("debugpy")
 @pytest.mark.parametrize(
     "command, start_method", [("dsl", "spawn"), ("dslrun", "forkserver"), ("dslrun", "module")]
 )
@@ -115,6 +116,7 @@ if __name__ == "__main__":
 LINE_OF_FUNCTION = 6
 
 
+@pytest.mark.needs_package("debugpy")
 def test_a_breakpoint_stops_the_rank_of_a_function_that_is_debugged(base: int, tmp_path: Path) -> None:
     path = tmp_path / "launches.py"
     path.write_text(LAUNCHES)
@@ -138,6 +140,7 @@ def test_a_breakpoint_stops_the_rank_of_a_function_that_is_debugged(base: int, t
     assert f"rank 1 waits for a debugger at 127.0.0.1:{base + 1}" in err
 
 
+@pytest.mark.needs_package("debugpy")
 def test_a_debugger_attaches_again_after_a_restart(
     base: int, dsl_command: Path, script: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +165,7 @@ def test_a_debugger_attaches_again_after_a_restart(
     assert "rank 0 made 0" in out
 
 
+@pytest.mark.needs_package("debugpy")
 def test_nobody_has_to_attach(base: int, dsl_command: Path, script: Path, tmp_path: Path) -> None:
     """And nothing of debugpy is left when the job has ended."""
     job = start(dsl_command, "dsl", "--debug", f"--debug-port={base}", str(script), str(tmp_path / "done"))

@@ -306,6 +306,7 @@ def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
         assert description["ds_config"] == exp["ds_config"]
 
 
+@pytest.mark.needs_package("rich")
 @pytest.mark.parametrize("options", STARTS, ids=("executed", "forked"))
 def test_ctrl_z_stops_the_experiments_too_and_fg_brings_all_back(
     options: tuple[str, ...], tuning: Tuning

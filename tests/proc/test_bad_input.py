@@ -139,6 +139,7 @@ def test_an_interpreter_that_this_user_may_not_reach_is_not_called_missing(tmp_p
     assert result.returncode == 126
 
 
+@pytest.mark.needs_program("ssh")
 @pytest.mark.root
 def test_a_home_of_another_user_is_nobodys_mistake(tmp_path: Path) -> None:
     """Nobody has named the files that are looked for there."""

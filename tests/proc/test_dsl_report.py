@@ -66,6 +66,7 @@ def test_it_does_not_mind_that_nobody_reads(dsl_report: Path) -> None:
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.needs_package("matplotlib")
 def test_the_timeline_of_a_real_job(dsl_report: Path, dsl_command: Path, tmp_path: Path) -> None:
     line = dsl_line(dsl_command, 2, ["/bin/echo", "hi"], None, "--events=e", "--tag-output=always")
     subprocess.run(line, cwd=tmp_path, check=True, timeout=60, capture_output=True)

@@ -105,6 +105,7 @@ def refusal(dsl_ssh: Path, *words: str, **environ: str) -> str:
     return result.stderr.splitlines()[-1]
 
 
+@pytest.mark.needs_program("ssh")
 @pytest.mark.guarantee("G8")
 def test_mistakes_are_one_line(dsl_ssh: Path, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"

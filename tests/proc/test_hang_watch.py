@@ -56,6 +56,7 @@ def words(script: Path, action: str) -> list[str]:
     return ["--hang-timeout", TIMEOUT_S, "--hang-action", action, str(script), str(script.parent)]
 
 
+@pytest.mark.needs_package("py-spy")
 def test_a_hang_is_reported_once_and_again_after_progress(dslrun: Path, script: Path, tmp_path: Path) -> None:
     events = tmp_path / "events"
     line = [str(dslrun), "--nproc-per-node=2", "--events", str(events), *words(script, "report")]
@@ -71,6 +72,7 @@ def test_a_hang_is_reported_once_and_again_after_progress(dslrun: Path, script: 
     assert TOLD in first["lines"][0]
 
 
+@pytest.mark.needs_package("py-spy")
 def test_a_job_that_hangs_is_stopped_with_a_code_of_its_own(
     dslrun: Path, script: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_job_that_hangs_is_stopped_with_a_code_of_its_own(
     assert not (tmp_path / "began-1-0").exists()
 
 
+@pytest.mark.needs_package("py-spy")
 def test_the_rank_that_hangs_fails_and_the_job_starts_again(
     dslrun: Path, script: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +108,7 @@ def test_without_restarts_the_rank_that_hangs_is_the_failure(
         assert job.wait() == 137
 
 
+@pytest.mark.needs_package("py-spy")
 @pytest.mark.parametrize("action, code", [("stop", 124), ("restart", 137)])
 def test_node_0_judges_for_all_nodes(
     action: str, code: int, nodes: Nodes, script: Path, tmp_path: Path

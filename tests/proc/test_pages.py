@@ -21,6 +21,9 @@ for step in range(1, 4):
 """
 """The `train.py` of pages that show none."""
 
+NEEDS = {"hangs": pytest.mark.needs_package("py-spy")}
+"""Of pages that show what only another package tells."""
+
 CODE = [block for page in pages.PAGES for block in pages.blocks(page)]
 
 
@@ -55,7 +58,12 @@ def commands_of(page: Path) -> list[pages.Block]:
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.stem) for page in pages.PAGES if commands_of(page)]
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=NEEDS.get(page.stem, ()))
+        for page in pages.PAGES
+        if commands_of(page)
+    ],
 )
 def test_what_a_page_shows_can_be_typed(page: Path, environ: dict[str, str], tmp_path: Path) -> None:
     for block in commands_of(page):

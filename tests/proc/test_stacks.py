@@ -66,6 +66,7 @@ def names(found: RankStacks) -> list[tuple[str, int]]:
     return [(frame.function, frame.line) for frame in found.threads[0].frames]
 
 
+@pytest.mark.needs_package("py-spy")
 def test_a_python_process_shows_its_stack_and_its_system_call(sleeping: int) -> None:
     found = stacks_of(sleeping)
     assert (found.pid, found.problem, found.state) == (sleeping, "", "S")
@@ -75,6 +76,7 @@ def test_a_python_process_shows_its_stack_and_its_system_call(sleeping: int) -> 
     assert found.cpu_share < 0.5
 
 
+@pytest.mark.needs_package("py-spy")
 def test_native_frames_are_shown_and_the_process_goes_on(sleeping: int) -> None:
     found = stacks_of(sleeping, "native")
     functions = [name for name, _ in names(found)]
@@ -82,6 +84,7 @@ def test_native_frames_are_shown_and_the_process_goes_on(sleeping: int) -> None:
     assert is_asleep(sleeping)
 
 
+@pytest.mark.needs_package("py-spy")
 def test_a_stopped_process_shows_its_stack_and_stays_stopped(sleeping: int) -> None:
     os.kill(sleeping, signal.SIGSTOP)
     until(lambda: not is_asleep(sleeping))
@@ -94,6 +97,7 @@ def test_a_stopped_process_shows_its_stack_and_stays_stopped(sleeping: int) -> N
     assert process.state == "T"
 
 
+@pytest.mark.needs_package("py-spy")
 def test_below_a_wrapper_the_python_process_is_looked_at(tmp_path: Path) -> None:
     ready, script = tmp_path / "ready", tmp_path / "train.py"
     script.write_text(SLEEPING)
@@ -173,6 +177,7 @@ def test_a_taker_that_hangs_is_ended_and_leaves_no_process(
     assert processes.children(os.getpid()) == before
 
 
+@pytest.mark.needs_package("py-spy")
 @pytest.mark.parametrize("count, hangs", [(64, False), (24, True)])
 def test_the_stacks_of_many_processes_are_there_in_time(
     *, count: int, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ def job_line(dsl: Path, script: Path, *options: str) -> list[str]:
     return [str(dsl), "--num_gpus", "3", "--no_local_rank", *options, str(script), str(script.parent)]
 
 
+@pytest.mark.needs_package("py-spy")
 def test_the_report_says_what_the_others_did(dsl_command: Path, script: Path, tmp_path: Path) -> None:
     with running(job_line(dsl_command, script, "--stacks-on-failure"), tmp_path / "job") as job:
         fail(tmp_path, 3)
@@ -112,6 +113,7 @@ def test_a_signal_during_the_look_ends_the_job_at_once(
         assert time.monotonic() - begin < 1
 
 
+@pytest.mark.needs_package("py-spy")
 def test_the_ranks_of_other_nodes_are_told(nodes: Nodes, script: Path, tmp_path: Path) -> None:
     options = "--nproc-per-node=2 --stacks-on-failure"
     jobs: list[Job] = nodes.start(options, options, program=(str(script), str(tmp_path)))

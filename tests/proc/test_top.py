@@ -181,6 +181,7 @@ def settled(screen: Screen) -> str:
     return screen.shows("95", "? help")
 
 
+@pytest.mark.needs_package("textual")
 @pytest.mark.parametrize("columns, rows", [(80, 24), (120, 40), (40, 12)])
 def test_the_screen(fake: FakeJob, top: str, columns: int, rows: int) -> None:
     """To record it anew: remove the file, run the test, look at the new file."""
@@ -194,6 +195,7 @@ def test_the_screen(fake: FakeJob, top: str, columns: int, rows: int) -> None:
     assert found == path.read_text()
 
 
+@pytest.mark.needs_package("textual")
 def test_no_sequence_of_a_worker_reaches_the_terminal(fake: FakeJob, top: str) -> None:
     with on_screen(top, 120, 40) as keyboard:
         screen = Screen(keyboard, 120, 40)
@@ -201,6 +203,7 @@ def test_no_sequence_of_a_worker_reaches_the_terminal(fake: FakeJob, top: str) -
         assert b"owned" not in keyboard.shown()
 
 
+@pytest.mark.needs_package("textual")
 def test_keys_sort_fold_and_filter(fake: FakeJob, top: str) -> None:
     with on_screen(top, 120, 40) as keyboard:
         screen = Screen(keyboard, 120, 40)
@@ -220,6 +223,7 @@ def test_keys_sort_fold_and_filter(fake: FakeJob, top: str) -> None:
         screen.shows("step 1200")
 
 
+@pytest.mark.needs_package("textual")
 def test_a_signal_is_asked_for_twice(fake: FakeJob, top: str) -> None:
     with on_screen(top, 80, 24) as keyboard:
         screen = Screen(keyboard, 80, 24)
@@ -242,6 +246,8 @@ def test_a_signal_is_asked_for_twice(fake: FakeJob, top: str) -> None:
         assert (asked.node_rank, asked.local_rank, asked.pid, asked.signum) == (0, 1, 101, signal.SIGUSR1)
 
 
+@pytest.mark.needs_package("py-spy")
+@pytest.mark.needs_package("textual")
 def test_stacks_of_a_rank(fake: FakeJob, top: str) -> None:
     with on_screen(top, 80, 24) as keyboard:
         screen = Screen(keyboard, 80, 24)
@@ -252,6 +258,7 @@ def test_stacks_of_a_rank(fake: FakeJob, top: str) -> None:
         settled(screen)
 
 
+@pytest.mark.needs_package("textual")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_gives_the_terminal_back(signum: int, fake: FakeJob, top: str) -> None:
     with on_screen(top, 80, 24) as keyboard:
@@ -268,6 +275,7 @@ def test_a_signal_gives_the_terminal_back(signum: int, fake: FakeJob, top: str) 
         assert b"Traceback" not in shown
 
 
+@pytest.mark.needs_package("textual")
 def test_a_terminal_that_goes_ends_the_screen(fake: FakeJob, top: str) -> None:
     with on_screen(top, 80, 24) as keyboard:
         settled(Screen(keyboard, 80, 24))
@@ -276,6 +284,7 @@ def test_a_terminal_that_goes_ends_the_screen(fake: FakeJob, top: str) -> None:
         until(lambda: read_state(pid) in "XZ")
 
 
+@pytest.mark.needs_package("textual")
 def test_a_job_that_ends_leaves_its_last_state_on_the_screen(fake: FakeJob, top: str) -> None:
     with on_screen(top, 80, 24) as keyboard:
         screen = Screen(keyboard, 80, 24)
@@ -287,6 +296,7 @@ def test_a_job_that_ends_leaves_its_last_state_on_the_screen(fake: FakeJob, top:
         assert keyboard.echo
 
 
+@pytest.mark.needs_package("textual")
 def test_of_several_jobs_the_user_chooses_one(fake: FakeJob, folder: Path, top: str) -> None:
     FakeJob(folder, 4243)
     with on_screen(top, 80, 24) as keyboard:
@@ -296,6 +306,7 @@ def test_of_several_jobs_the_user_chooses_one(fake: FakeJob, folder: Path, top: 
         assert "job 4243" in settled(screen)
 
 
+@pytest.mark.needs_package("textual")
 def test_the_table_follows_the_size_of_the_terminal(fake: FakeJob, top: str) -> None:
     with on_screen(top, 120, 40) as keyboard:
         screen = Screen(keyboard, 120, 40)
@@ -304,6 +315,7 @@ def test_the_table_follows_the_size_of_the_terminal(fake: FakeJob, top: str) -> 
         until(lambda: "LAST LINE" not in screen.text() and "STATE" in screen.text())
 
 
+@pytest.mark.needs_package("textual")
 def test_without_colours_there_are_none(fake: FakeJob, top: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with on_screen(top, 80, 24) as keyboard:
@@ -355,6 +367,7 @@ def job(dsl_command: Path, testchild: Path, tmp_path: Path) -> Iterator[Job]:
         yield job
 
 
+@pytest.mark.needs_package("textual")
 def test_a_rank_of_a_real_job_gets_a_signal_and_shows_its_log(job: Job, top: str) -> None:
     pid = job.ready(3)["1"]
     with on_screen(top, 100, 24) as keyboard:

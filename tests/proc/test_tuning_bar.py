@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.terminal import terminal
 
 SHOW_CURSOR = "\x1b[?25h"
@@ -34,6 +35,7 @@ say("the end")
 """
 
 
+@pytest.mark.needs_package("rich")
 def test_a_bar_shows_the_best_so_far_and_what_runs_and_goes_without_a_trace(tmp_path: Path) -> None:
     line = [sys.executable, "-c", TUNING, str(tmp_path), "?"]
     with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
@@ -49,6 +51,7 @@ def test_a_bar_shows_the_best_so_far_and_what_runs_and_goes_without_a_trace(tmp_
         screen.reported("ended 0")
 
 
+@pytest.mark.needs_package("rich")
 def test_a_bar_that_knows_how_many_there_are_shows_the_time_left(tmp_path: Path) -> None:
     line = [sys.executable, "-c", TUNING, str(tmp_path), "3"]
     with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:

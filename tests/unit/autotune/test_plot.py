@@ -11,6 +11,7 @@ from tests.support.summaries import make_summary, make_trial
 from dsl.autotune.experiment import Summary
 from dsl.autotune.plot import FAILED_HEIGHT, draw, make_figure
 
+pytestmark = pytest.mark.needs_package("matplotlib")
 TRIALS = [
     make_trial("profile_model_info", 1.0, kind="profile", config={}, space=""),
     make_trial("z0_gas1_tmbspg4", 7.0),

@@ -77,6 +77,7 @@ def test_what_an_experiment_says_is_harmless_and_a_reused_one_is_named(tmp_path:
     assert line == "z0_gas1_tmbspg1: oom, noway, known from before: remove its folder to run it again"
 
 
+@pytest.mark.needs_package("matplotlib")
 def test_what_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trials = [make_trial("z0_gas1_tmbspg1", 5.0), make_trial("z0_gas1_tmbspg2", 4.0)]
     told = Told(tmp_path)

@@ -20,6 +20,8 @@ from dsl.errors import AutotuningError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+needs_optuna = pytest.mark.needs_package("optuna")
+MODEL_BASED = pytest.param("model_based", marks=needs_optuna)
 FAST: dict[str, object] = {"max_train_micro_batch_size_per_gpu": 16, "repeats": 0}
 
 
@@ -306,7 +308,7 @@ def test_null_takes_a_key_out_of_the_full_space() -> None:
     assert {tuple(one["zero_optimization"]) for one in found} == {("stage", "allgather_bucket_size")}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tuner", ["gridsearch", "random", "model_based"])
+@pytest.mark.parametrize("tuner", ["gridsearch", "random", MODEL_BASED])
 def test_early_stopping_and_the_most_trials_end_a_full_space(tuner: str) -> None:
     def tried(**section: object) -> int:
         return (
@@ -357,7 +359,7 @@ def test_a_full_space_that_is_too_large_costs_nothing_that_was_found() -> None:
     assert "of z3 are not tuned: the lists of values make 20736 configs, more than 20000" in note
 
 
-@pytest.mark.parametrize("tuner", ["gridsearch", "random", "model_based"])
+@pytest.mark.parametrize("tuner", ["gridsearch", "random", MODEL_BASED])
 def test_a_batch_is_as_large_as_there_are_lanes_and_no_larger_than_what_is_left(tuner: str) -> None:
     user: dict[str, object] = {
         "autotuning": {"space": {"k": list(range(10))}, "tuner_type": tuner, "repeats": 0}
@@ -398,6 +400,7 @@ def test_a_space_of_the_users_own_needs_no_deepspeed_and_reaches_into_sections()
     assert user["optim"] == {"name": "sgd"}
 
 
+@needs_optuna
 def test_a_model_finds_a_good_config_in_fewer_runs_than_there_are() -> None:
     values = [2**n for n in range(12)]
     user: dict[str, object] = {
@@ -419,6 +422,7 @@ def test_a_model_finds_a_good_config_in_fewer_runs_than_there_are() -> None:
     assert played.summary.value >= 97, "288 configs, of which 13 are as good"
 
 
+@needs_optuna
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_decides_the_same_when_it_is_told_the_same(seed: int) -> None:
     user = full(tuner_type="model_based", seed=seed, tuner_num_trials=9)

@@ -175,6 +175,7 @@ def test_any_record_makes_a_trace_or_one_line(lines: list[dict[str, Any]]) -> No
     check_trace(trace)
 
 
+@pytest.mark.needs_package("matplotlib")
 def test_the_picture_has_a_row_for_the_job_and_each_rank() -> None:
     from matplotlib.image import imread
 
@@ -186,12 +187,14 @@ def test_the_picture_has_a_row_for_the_job_and_each_rank() -> None:
     assert len({tuple(pixel) for row in pixels[::4] for pixel in row[::4]}) > 5
 
 
+@pytest.mark.needs_package("matplotlib")
 def test_a_job_without_an_attempt_has_a_picture() -> None:
     launched = {key: value for key, value in LAUNCHED.items() if key != "began_ns"}
     lines = [launched, a_line("SignalReceived", 105)]
     assert picture_of(spans_of(read_job(map(json.dumps, lines)))).startswith(b"\x89PNG")
 
 
+@pytest.mark.needs_package("matplotlib")
 def test_a_thousand_ranks_fit_into_one_picture() -> None:
     lines = [LAUNCHED, a_line("AttemptStarted", 110)]
     for rank in range(1024):
