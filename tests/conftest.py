@@ -158,21 +158,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Hide what decides about launches and looks around the tests, and mark what a test starts with a token."""
+    """Hide what decides about launches and looks around the tests, devices too; mark what a test starts with a token."""
     for name in list(os.environ):
         is_hidden = name in _HIDDEN_NAMES or name.startswith(_LAUNCHER_PREFIXES)
         if is_hidden and name not in _KEPT:
             monkeypatch.delenv(name)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     token = uuid.uuid4().hex
     monkeypatch.setenv(_TOKEN_NAME, token)
     return token
 
 
 @pytest.fixture
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
-    """Train on the CPU, with one thread a worker."""
-    del clean_environ  # it would drop the variables again
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+def one_thread(monkeypatch: pytest.MonkeyPatch, clean_environ: str) -> None:
+    """Train with one thread a worker."""
+    del clean_environ  # it would drop the variable again
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.proc,
     pytest.mark.timeout(180),
-    pytest.mark.usefixtures("on_the_cpu"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 

@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_ddp.py"
 # Importing torch takes many seconds on a cold disk.
 pytestmark = [
     *(pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180), pytest.mark.guarantee("G2")),
-    pytest.mark.usefixtures("on_the_cpu"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 

@@ -28,9 +28,9 @@ CODE = [block for page in pages.PAGES for block in pages.blocks(page)]
 
 
 @pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch, on_the_cpu: None, tmp_path: Path) -> dict[str, str]:
+def environ(monkeypatch: pytest.MonkeyPatch, one_thread: None, tmp_path: Path) -> dict[str, str]:
     """Of a new user of this machine, who has installed dsl."""
-    del on_the_cpu
+    del one_thread
     for name in ("tmp", "work"):
         (tmp_path / name).mkdir()
     (tmp_path / "work" / "train.py").write_text(TRAIN)

@@ -41,7 +41,7 @@ os.rename(path + ".part", path)
 """
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_cpu")]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(params=["dsl", "dslrun"])
