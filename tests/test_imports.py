@@ -31,6 +31,7 @@ FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
     "dsl.agent.warm",
     "dsl.forkserver.warm",
+    "dsl.machine.sockets",
     "dsl.observe.warm_servers",
     *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.statuses", "dsl.report.survey"),
     "dsl.doctor.look",

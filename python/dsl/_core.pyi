@@ -49,6 +49,7 @@ __all__ = [
     "connect",
     "is_in_job",
     "kernel_interfaces",
+    "peer_pid",
     "probe_port",
     "vitals",
     "warm_answer",
@@ -78,6 +79,15 @@ def vitals(pids: Sequence[int]) -> list[tuple[str, int, int, int] | None]:
 
     The kernel's letter for its state, milliseconds of CPU time (with that of children that were waited for),
     bytes of resident memory, number of threads.
+    """
+
+def peer_pid(fd: int) -> int:
+    """Pid of the process that listens at the other end of a unix socket, or has connected from there.
+
+    Ask before you send anything, and before you believe an answer. Raises PermissionError if it is no process
+    of this user here, that is, with the same namespaces and root directory; the text goes on after "the
+    process", and there is no errno. Raises ConnectionResetError if it has ended, and OSError for a descriptor
+    that is no socket.
     """
 
 def probe_port(port: int) -> int:
@@ -935,7 +945,8 @@ def is_in_job() -> bool:
 def warm_listen(folder: _Path, name: str) -> int:
     """Listen at a new socket, in a folder of this user alone, which is made if it is missing.
 
-    Returns a descriptor. Raises OSError.
+    Returns a descriptor. The socket has a dot before its name until a `WarmDoor` listens there: the kernel
+    names the process that listens to those who call. Raises OSError.
     """
 
 def warm_call(
@@ -957,7 +968,8 @@ def warm_call(
     long as earlier callers wanted; ``memory``: bytes that all warm servers of the user may use.
 
     Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait,
-    PermissionError if the server would end with a job that this process does not belong to.
+    PermissionError if the server would end with a job that this process does not belong to, and what
+    `peer_pid` raises: then nothing was sent.
     """
 
 def warm_answer(fd: int, timeout_s: float) -> bytes | None:
@@ -994,7 +1006,7 @@ class WarmDoor:
         """As `ForkLink.settle`; also makes forks of this process cheaper."""
     def ready(self, name: str, about: bytes) -> None:
         """Give the socket another name, and keep what the server is."""
-    def adopt(self, call: int, request: int) -> WarmCall | None:
+    def adopt(self, call: int, request: int, release: int) -> WarmCall | None:
         """Take over a call, by the descriptors of `WarmCall.pass_on`; None: nobody waits for an answer."""
     def hold(self, call: WarmCall) -> None:
         """Tell the caller that the server stays, and stay until it hangs up."""
@@ -1010,14 +1022,20 @@ class WarmDoor:
         """In a forked child: become the branch of the calling job."""
     def restore(self) -> None:
         """In a forked child that becomes another server: take on the limits that this one began with."""
-    def succeed(self, pid: int) -> None:
-        """Take no more calls: another server, with this pid, takes the place of this one."""
+    def succeed(self, pid: int, call: WarmCall) -> None:
+        """Take no more calls: another server, with this pid, takes the place of this one.
+
+        That one goes on with the call. This one stays until the caller has met the branch that comes of it.
+        """
     def close(self) -> None:
         """Take no more calls. `next` returns None once all branches have ended."""
 
 @final
 class WarmCall:
-    """A call that a warm server has to answer. Of no use after `WarmDoor.hold`, `forked` and `enter`."""
+    """A call that a warm server has to answer.
+
+    Of no use after `WarmDoor.hold`, `forked`, `enter` and `succeed`.
+    """
 
     @property
     def is_job(self) -> bool:
@@ -1030,4 +1048,4 @@ class WarmCall:
     def defer(self) -> None:
         """Tell the engine that the imports begin anew."""
     def pass_on(self) -> list[int]:
-        """Descriptors of copies of the connection and of the request, for another program."""
+        """Descriptors for another server: connection, request, and one to close when this server may end."""

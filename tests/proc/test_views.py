@@ -113,8 +113,8 @@ def test_a_socket_that_a_killed_job_has_left_is_removed(job: Job) -> None:
         os.kill(pid, signal.SIGKILL)
     job.process.wait(20)
     assert Path(path).exists()
-    assert own_jobs(job.guard) == []
-    assert not Path(path).exists()
+    # The agent may end a moment after its guard.
+    assert until(lambda: own_jobs(job.guard) == [] and not Path(path).exists())
 
 
 def test_a_job_that_restarts_shows_its_new_workers(

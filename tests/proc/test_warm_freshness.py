@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kit import processes
 from kit.waiting import until
 from tests.support.warm import Place
 
@@ -361,6 +362,14 @@ def test_what_a_start_would_read_is_read_again(world: World, prepare: Callable[[
     assert world.run("spawn")[0] != before, "the edit has changed nothing"
     world.settle()
     assert world.differs() is None
+
+
+def test_a_server_that_was_replaced_ends_when_the_job_has_met_the_branch_of_the_next(world: World) -> None:
+    """The job is forked: the kernel shows that the branch descends from the server that was called."""
+    server = world.settle()
+    world.module("tiny", "7")
+    assert world.run("warm")[1] != server
+    until(lambda: processes.find(server) is None)
 
 
 def test_what_is_unchanged_is_served_by_the_same_server(world: World) -> None:

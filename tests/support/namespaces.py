@@ -14,11 +14,12 @@ def unshared(*options: str) -> list[str]:
 
     A test is skipped where the kernel or the container refuses them.
     """
-    if not _are_allowed(options):
+    if not are_allowed(*options):
         pytest.skip(f"needs namespaces that are refused here: unshare {' '.join(options)}")
     return [str(shutil.which("unshare")), *options]
 
 
 @functools.cache
-def _are_allowed(options: tuple[str, ...]) -> bool:
+def are_allowed(*options: str) -> bool:
+    """Whether `unshare` may be used with these options."""
     return subprocess.run(["unshare", *options, "true"], capture_output=True, check=False).returncode == 0

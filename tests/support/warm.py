@@ -89,6 +89,18 @@ class Place:
             check=False,
         )
 
+    def tool(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command beside dslrun to its end."""
+        return subprocess.run(
+            [str(Path(self.dslrun).with_name(name)), *words],
+            env=self.environ(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+            check=False,
+        )
+
     def sockets(self) -> list[tuple[str, str]]:
         """Folder and name of each socket."""
         return [
@@ -133,15 +145,22 @@ class Place:
     def end(self) -> None:
         """End all servers, also those that another one has started in its place, and wait for that."""
         for folder, name in self.sockets():
-            with contextlib.suppress(OSError):
+            try:
                 os.close(warm_call(folder, name, "stop"))
+            except PermissionError:  # it runs in other namespaces, so it does not take our calls
+                self._kill()
+            except OSError:
+                continue
         try:
             until(lambda: not self.all(), 10)
         finally:
-            for one in self.all():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGKILL)
+            self._kill()
             shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _kill(self) -> None:
+        for one in self.all():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
 
 
 def command_line(pid: int) -> str:

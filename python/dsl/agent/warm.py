@@ -208,8 +208,7 @@ def _start(
         is_started = False
     finally:
         os.close(fd)
-    if not is_started:
-        remove_socket(folder, name)
+    remove_socket(folder, f".{name}")  # a server that listens has taken the dot away
     return is_started
 
 

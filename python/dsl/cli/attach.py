@@ -56,7 +56,7 @@ def _find(word: str) -> BackgroundJob | RunningJob:
     kept = JobFolders(os.environ).find(word)
     if kept is not None and not kept.is_over():
         return kept
-    jobs, silent = call_jobs(word)
+    jobs, silent = call_jobs(word, COMMAND.say)
     running = [job for job in jobs if word in ("", str(job.view.pid))]
     is_silent = any(word in ("", str(job.pid)) for job in silent)
     is_here = running or (is_silent and kept is None)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    answered, silent = call_jobs()
+    answered, silent = call_jobs(tell=COMMAND.say)
     jobs = [_job(one.view) for one in answered]
     if options.json:
         from json import dumps

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = the_job(options.job or "")
+    job = the_job(options.job or "", COMMAND.say)
     try:
         answers, missing = job.look("native" if options.native else "stacks")
     except (OSError, JobFormatError) as error:

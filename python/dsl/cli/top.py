@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
                 "the live view needs textual: pip install textual, or give --once for one table"
             ) from None
     word = options.job or ""
-    jobs, silent = call_jobs(word)
+    jobs, silent = call_jobs(word, COMMAND.say)
     if not is_live:
         return _print_once(find_job(word, jobs, silent))
     # With several jobs the user chooses on the screen.

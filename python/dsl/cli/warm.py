@@ -76,7 +76,7 @@ def split_line(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _status(*, as_json: bool) -> int:
-    servers = warm_servers()
+    servers = warm_servers(COMMAND.say)
     if as_json:
         from json import dumps
 
@@ -130,7 +130,7 @@ def row(server: WarmServer) -> tuple[str, ...]:
 
 
 def _stop(words: Sequence[str]) -> int:
-    servers = warm_servers()
+    servers = warm_servers(COMMAND.say)
     for word in words:
         if word not in [str(one.pid) for one in servers]:
             raise UsageError(f"no warm server has the pid {quote(word)}, see dsl-warm status")

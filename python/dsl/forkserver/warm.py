@@ -43,7 +43,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     """
     begin_ns = time.time_ns()
     listed, *rest, withheld, folder, name, descriptors = words
-    # From a server before this one: its call, and connections with the programs that hold it.
+    # From a server before this one: three descriptors of its call, and connections with those who hold it.
     fd, *passed = [int(word) for word in descriptors.removeprefix(MARK).split(":")]
     release = -1 if passed else _detach()
     _leave_group()
@@ -52,8 +52,8 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     with open("/proc/self/environ", "rb") as file:
         environ = [entry for entry in file.read().split(b"\0") if entry]
     door = WarmDoor(fd, folder, name, warm_key(own_words, environ))
-    first = door.adopt(*passed[:2]) if passed else None
-    for holder in passed[2:]:
+    first = door.adopt(*passed[:3]) if passed else None
+    for holder in passed[3:]:
         door.add_holder(holder)
     if release >= 0:
         os.close(release)
@@ -78,7 +78,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
         first = None
         if _must_renew(imports, files, is_guessed=not listed):
             call.defer()
-            door.succeed(state.start_anew(door, own_words, folder, call))
+            door.succeed(state.start_anew(door, own_words, folder, call), call)
             continue
         memory = call.memory
         if call.is_job:

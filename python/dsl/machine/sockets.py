@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from dsl._core import peer_pid
 from dsl.machine.this_process import socket_folders
 
 TYPE_CHECKING = False
@@ -36,6 +37,21 @@ def ask_sockets(ask: Callable[[tuple[str, str]], T | None], *endings: str) -> li
 
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
         return [one for one in pool.map(ask, find_sockets(*endings)[:MOST_SOCKETS]) if one is not None]
+
+
+def peer_of(fd: int) -> int:
+    """Pid of the process at the other end of a socket. Ask before you send anything or believe an answer.
+
+    Raises:
+        PermissionError: it is not one of this user here; the text goes on after "its process".
+        OSError: it has ended.
+    """
+    return peer_pid(fd)
+
+
+def left_alone(folder: str, name: str, why: object) -> str:
+    """A line about a socket whose process is not one of this user here; ``why``: what it is, as a clause."""
+    return f"warning: {os.path.join(folder, name)} is left alone: its process {why}, look from where it runs"
 
 
 def remove_socket(folder: str, name: str) -> None:

@@ -54,7 +54,7 @@ class JobView(Record):
 
 
 class NoAnswer(Record):
-    """agent to view: no question is answered."""
+    """agent to view: no question is answered. engine to view, instead of `JobView`: the view may not look."""
 
     why: Shown
     """The reason, as a clause."""

@@ -21,7 +21,7 @@ def last_collective(path: str) -> Mapping[str, object] | None:
     """The fields of `RankStacks` about it; None: no operation is recorded.
 
     Raises:
-        OSError: the worker does not answer.
+        OSError: the worker does not answer, or another process than one of this user here does.
         ValueError: its answer is not torch's.
     """
     newest: tuple[int, dict[str, object]] | None = None
@@ -41,11 +41,14 @@ def _entries(path: str, handler: str) -> list[dict[str, object]]:
     import socket
     from http.client import HTTPConnection, HTTPException
 
+    from dsl.machine.sockets import peer_of
+
     connection = HTTPConnection("localhost", timeout=ANSWER_S)
     connection.sock = socket.socket(socket.AF_UNIX)
     try:
         connection.sock.settimeout(ANSWER_S)
         connection.sock.connect(path)
+        peer_of(connection.sock.fileno())
         connection.request("POST", f"/handler/{handler}")
         found = json.loads(connection.getresponse().read(MOST_BYTES))
     except HTTPException as error:

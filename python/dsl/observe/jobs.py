@@ -6,7 +6,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from dsl._record import Record
 from dsl.errors import DslError, JobFormatError
 from dsl.lists import parse_number, quote
 from dsl.machine.kernel_files import began_ns, read_fact
-from dsl.machine.sockets import MOST_SOCKETS, find_sockets, remove_socket
+from dsl.machine.sockets import MOST_SOCKETS, find_sockets, left_alone, peer_of, remove_socket
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
 from dsl.model.observation import (
@@ -31,6 +31,8 @@ from dsl.model.observation import (
     SignalRank,
     gather,
 )
+
+Tell = Callable[[str], None]
 
 CALL_S = 5.0
 """How long a job may take to say who it is, if the user means this one."""
@@ -57,9 +59,14 @@ class SilentJob(Record):
 class JobCall:
     """A call at the socket of a job, until the job has said what it is."""
 
-    def __init__(self, path: str) -> None:
-        """Raises OSError: nobody listens there."""
-        self.path = path
+    def __init__(self, path: str, tell: Tell | None = None) -> None:
+        """``tell`` hears why the job cannot be looked into from here.
+
+        Raises:
+            PermissionError: its process is not one of this user here.
+            OSError: nobody listens there.
+        """
+        self.path, self.tell = path, tell
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.setblocking(False)
         self.lines = Lines(JobView, NoAnswer, NodeStatus, NodeStacks, Signalled, Looked)
@@ -81,10 +88,17 @@ class JobCall:
             _connect(self.socket, self.path)
         except BlockingIOError:  # too many calls wait
             return
+        peer_of(self.socket.fileno())
         self.is_connected = True
 
     def go_on(self) -> None:
-        """Take what there is. Raises OSError: the job has ended. Raises JobFormatError."""
+        """Take what there is.
+
+        Raises:
+            PermissionError: the job's process is not one of this user here, or says that this one is not.
+            OSError: the job has ended.
+            JobFormatError: it says what no job says.
+        """
         if not self.is_connected:
             self._connect()
             return
@@ -97,6 +111,8 @@ class JobCall:
         self.heard += self.lines.feed(data)
         if self.heard:
             view = self.heard.pop(0)
+            if isinstance(view, NoAnswer):
+                raise PermissionError(f"says that this one {view.why}")
             if not isinstance(view, JobView):
                 raise JobFormatError("the job has not said what it is")
             self.view = view
@@ -225,17 +241,17 @@ def running_jobs() -> list[RunningJob]:
     return call_jobs()[0]
 
 
-def call_jobs(word: str | None = None) -> tuple[list[RunningJob], list[SilentJob]]:
+def call_jobs(word: str | None = None, tell: Tell | None = None) -> tuple[list[RunningJob], list[SilentJob]]:
     """Call all jobs of this user at once. Removes sockets that jobs have left.
 
     A job that is stopped holds up nobody: all have `SOON_S` together. Only if the user means a job that has
     said nothing by then, by its pid or because no other has answered, it has `CALL_S`. ``word``: as in
-    `find_job`; None: the user means no single job.
+    `find_job`; None: the user means no single job. ``tell`` hears of jobs that cannot be looked into.
 
     Returns the jobs that have answered, in the order of their starts, and those that have not.
     """
     paths = [os.path.join(*place) for place in find_sockets(".sock")[:MOST_SOCKETS]]
-    calls = [call for path in paths if (call := _call(path)) is not None]
+    calls = [call for path in paths if (call := _call(path, tell)) is not None]
     begin_s = time.monotonic()
     silent = [call for call in calls if call.view is None]
     while silent:
@@ -258,14 +274,21 @@ def _is_meant(word: str | None, call: JobCall, calls: Sequence[JobCall]) -> bool
     return word is not None and all(one.view is None for one in calls)
 
 
-def _call(path: str) -> JobCall | None:
+def _call(path: str, tell: Tell | None) -> JobCall | None:
     try:
-        return JobCall(path)
+        return JobCall(path, tell)
     except ConnectionRefusedError:
         remove_socket(*os.path.split(path))
+    except PermissionError as error:
+        _leave_alone(path, error, tell)
     except OSError:
         pass  # it has just ended
     return None
+
+
+def _leave_alone(path: str, error: PermissionError, tell: Tell | None) -> None:
+    if tell is not None and not error.errno:  # else it is not about the process
+        tell(left_alone(*os.path.split(path), error))
 
 
 def _heard(call: JobCall) -> JobCall | None:
@@ -274,9 +297,15 @@ def _heard(call: JobCall) -> JobCall | None:
         return call
     try:
         call.go_on()
+    except PermissionError as error:
+        call.socket.close()
+        _leave_alone(call.path, error, call.tell)
+        return None
     except OSError:
         call.socket.close()
-        again = None if call.is_second else _call(call.path)  # it leaves its socket if it was killed
+        again = (
+            None if call.is_second else _call(call.path, call.tell)
+        )  # it leaves its socket if it was killed
         if again is not None:
             again.is_second = True
         return again
@@ -296,9 +325,9 @@ def _silent(call: JobCall) -> SilentJob:
     return SilentJob(pid, tuple(words), began_ns(pid))
 
 
-def the_job(word: str) -> RunningJob:
+def the_job(word: str, tell: Tell) -> RunningJob:
     """The job that a user means: its pid, or nothing if there is only one. Raises what `find_job` raises."""
-    return find_job(word, *call_jobs(word))
+    return find_job(word, *call_jobs(word, tell))
 
 
 def find_job(word: str, jobs: Sequence[RunningJob], silent: Sequence[SilentJob] = ()) -> RunningJob:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
-import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,11 +12,11 @@ from dsl._core import warm_answer, warm_call
 from dsl._record import Record
 from dsl.forkserver.server_command import MARK, NEW, READY
 from dsl.machine.kernel_files import memory_of
-from dsl.machine.sockets import MOST_AT_ONCE, ask_sockets, remove_socket
+from dsl.machine.sockets import MOST_AT_ONCE, ask_sockets, left_alone, peer_of, remove_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
 ANSWER_S = 1.0
@@ -60,12 +58,19 @@ class WarmServer(Record):
     """What it has imported."""
 
 
-def warm_servers() -> list[WarmServer]:
-    """All warm servers, by their pids. Removes sockets that servers have left."""
-    return sorted(ask_sockets(_meet, NEW, READY), key=lambda one: one.pid)
+def warm_servers(tell: Callable[[str], None] | None = None) -> list[WarmServer]:
+    """All warm servers, by their pids. Removes sockets that servers have left.
+
+    ``tell`` hears of sockets whose process is not one of this user here: nothing is asked there.
+    """
+    found = ask_sockets(_meet, NEW, READY)
+    for one in found:
+        if tell is not None and isinstance(one, str):
+            tell(one)
+    return sorted([one for one in found if isinstance(one, WarmServer)], key=lambda one: one.pid)
 
 
-def _meet(place: tuple[str, str]) -> WarmServer | None:
+def _meet(place: tuple[str, str]) -> WarmServer | str | None:
     folder, name = place
     if name.endswith(NEW):
         # Not by a call: a server that imports would take it for that of its job.
@@ -85,24 +90,26 @@ def _meet(place: tuple[str, str]) -> WarmServer | None:
     except BlockingIOError:  # it is stopped, and too many calls wait
         pid = _importing(name)
         return WarmServer(folder, name, pid, "no answer", memory_of(pid)) if pid else None
+    except PermissionError as error:
+        return None if error.errno else left_alone(folder, name, error)
     except OSError:
         return None
     try:
-        pid = _peer(fd)
-    except OSError:
+        pid = peer_of(fd)
+    except OSError:  # it has ended meanwhile
         pid = 0
     answer = warm_answer(fd, ANSWER_S)
     if answer is not None:
-        return parse(folder, name, answer)
+        return parse(folder, name, pid, answer)
     if not os.path.exists(os.path.join(folder, name)) or not _is_server(pid, name):
         return None
     return WarmServer(folder, name, pid, "no answer", memory_of(pid))
 
 
-def parse(folder: str, name: str, answer: bytes) -> WarmServer:
-    """A server by its socket and its answer."""
+def parse(folder: str, name: str, pid: int, answer: bytes) -> WarmServer:
+    """A server by its socket, the pid that the kernel tells, and its answer."""
     line, _, about = answer.partition(b"\n")
-    pid, jobs, running, idle_ms, stay_ms, holders = map(int, line.split())
+    jobs, running, idle_ms, stay_ms, holders = map(int, line.split()[1:])
     interpreter, program, modules = [*map(os.fsdecode, about.split(b"\0")), "", "", ""][:3]
     return WarmServer(
         folder,
@@ -119,13 +126,6 @@ def parse(folder: str, name: str, answer: bytes) -> WarmServer:
         program,
         tuple([one for one in modules.split(",") if one]),
     )
-
-
-def _peer(fd: int) -> int:
-    """Pid of the process that listens at the other end, if it is this user's; else 0."""
-    with socket.socket(fileno=os.dup(fd)) as connection:
-        pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(pid) if uid == os.geteuid() else 0
 
 
 def _importing(name: str) -> int:

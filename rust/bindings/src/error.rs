@@ -2,7 +2,7 @@
 
 use dsl_engine::Error;
 use pyo3::create_exception;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyOSError};
 use pyo3::prelude::*;
 
 create_exception!(
@@ -53,6 +53,14 @@ pub(crate) fn to_python(error: Error) -> PyErr {
         let _ = Python::attach(|py| error.value(py).setattr("errno", errno));
     }
     error
+}
+
+pub(crate) fn os_error(error: std::io::Error) -> PyErr {
+    match error.raw_os_error() {
+        // With an errno, Python makes this the subclass that fits.
+        Some(errno) => PyOSError::new_err((errno, std::io::Error::from_raw_os_error(errno).to_string())),
+        None => PyErr::from(error),
+    }
 }
 
 pub(crate) fn spec_error(error: impl std::fmt::Display) -> PyErr {

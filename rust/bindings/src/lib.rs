@@ -10,7 +10,7 @@ mod spec;
 mod supervisor;
 mod warm;
 
-use pyo3::exceptions::PyOSError;
+use error::os_error;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -58,11 +58,15 @@ fn vitals(py: Python<'_>, pids: Vec<i32>) -> Vec<Option<Vitals>> {
 /// Listens on a TCP port for an instant; see [`dsl_engine::ports::probe`].
 #[pyfunction]
 fn probe_port(port: u16) -> PyResult<u16> {
-    dsl_engine::ports::probe(port).map_err(|error| match error.raw_os_error() {
-        // With an errno, Python makes this the subclass that fits.
-        Some(errno) => PyOSError::new_err((errno, std::io::Error::from_raw_os_error(errno).to_string())),
-        None => PyErr::from(error),
-    })
+    dsl_engine::ports::probe(port).map_err(os_error)
+}
+
+/// Pid of the process at the other end of a unix socket; see [`dsl_engine::peer::Peer`].
+#[pyfunction]
+fn peer_pid(fd: i32) -> PyResult<i32> {
+    let socket = dsl_engine::os::duplicate(fd).map_err(os_error)?;
+    let peer = dsl_engine::peer::Peer::of(&socket).map_err(|stranger| os_error(stranger.into()))?;
+    Ok(peer.pid())
 }
 
 /// Supervision engine of dsl.
@@ -93,7 +97,7 @@ mod _core {
         warm_obstacle,
     };
     #[pymodule_export]
-    use super::{build_info, kernel_interfaces, probe_port, vitals};
+    use super::{build_info, kernel_interfaces, peer_pid, probe_port, vitals};
 
     use pyo3::prelude::*;
 

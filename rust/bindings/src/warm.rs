@@ -8,24 +8,16 @@ use std::time::Duration;
 
 use dsl_engine::Error;
 use dsl_engine::forkserver::warm::{self, Call, Detail, Door, Marks, Purpose, Request};
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::to_python;
+use crate::error::{os_error, to_python};
 use crate::fork::ForkLink;
 use crate::spec::seconds;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn os_error(error: std::io::Error) -> PyErr {
-    match error.raw_os_error() {
-        // With an errno, Python makes this the subclass that fits.
-        Some(errno) => PyOSError::new_err((errno, std::io::Error::from_raw_os_error(errno).to_string())),
-        None => PyErr::from(error),
-    }
 }
 
 /// In what a command and a warm server have to agree.
@@ -161,8 +153,8 @@ impl WarmDoor {
     }
 
     /// Take over a call, by the numbers of its descriptors.
-    fn adopt(&self, call: i32, request: i32) -> PyResult<Option<WarmCall>> {
-        let call = lock(&self.0).adopt(call, request).map_err(to_python)?;
+    fn adopt(&self, call: i32, request: i32, release: i32) -> PyResult<Option<WarmCall>> {
+        let call = lock(&self.0).adopt([call, request, release]).map_err(to_python)?;
         Ok(call.map(WarmCall::new))
     }
 
@@ -206,9 +198,10 @@ impl WarmDoor {
         lock(&self.0).restore().map_err(to_python)
     }
 
-    /// Take no more calls: another server takes the place of this one.
-    fn succeed(&self, pid: i32) {
-        lock(&self.0).succeed(pid);
+    /// Take no more calls: another server takes the place of this one, and goes on with this call.
+    fn succeed(&self, pid: i32, call: &Bound<'_, WarmCall>) -> PyResult<()> {
+        let call = call.get().take()?;
+        lock(&self.0).succeed(pid, call).map_err(to_python)
     }
 
     /// Take no more calls.
@@ -230,9 +223,9 @@ impl WarmCall {
         lock(&self.0).take().ok_or_else(|| to_python(Error::Closed))
     }
 
-    fn with<T>(&self, ask: impl FnOnce(&Call) -> T) -> PyResult<T> {
+    fn with<T>(&self, ask: impl FnOnce(&mut Call) -> T) -> PyResult<T> {
         lock(&self.0)
-            .as_ref()
+            .as_mut()
             .map(ask)
             .ok_or_else(|| to_python(Error::Closed))
     }
@@ -259,11 +252,11 @@ impl WarmCall {
 
     /// Tell the engine that the imports begin anew.
     fn defer(&self) -> PyResult<()> {
-        self.with(Call::defer)
+        self.with(|call| call.defer())
     }
 
-    /// Descriptors of copies of the connection and of the request.
-    fn pass_on(&self) -> PyResult<[i32; 2]> {
+    /// Descriptors of copies of the connection and of the request, and of what ends the wait of this server.
+    fn pass_on(&self) -> PyResult<[i32; 3]> {
         self.with(Call::pass_on)?.map_err(to_python)
     }
 }

@@ -32,7 +32,7 @@ impl PrivateFolder {
         let mode = Mode::from_raw_mode(about.st_mode);
         let is_ours = about.st_uid == rustix::process::geteuid().as_raw();
         if !is_ours || mode.intersects(Mode::RWXG | Mode::RWXO) {
-            return Err(io::ErrorKind::PermissionDenied.into());
+            return Err(Errno::ACCESS.into());
         }
         Ok(Self(folder))
     }

@@ -38,6 +38,7 @@ pub mod limits;
 mod mux;
 mod orphans;
 pub mod os;
+pub mod peer;
 pub mod poller;
 pub mod ports;
 pub mod procfs;

@@ -39,9 +39,9 @@ pub(crate) struct Scope<'a> {
     pub(crate) spared: Option<i32>,
     /// Fork servers. They do not belong to the job, and neither do their descendants that are not below a root.
     pub(crate) servers: &'a [i32],
-    /// Branches of warm servers, which are not below this process. They do not belong to the job, but all their
-    /// descendants do.
-    pub(crate) branches: &'a [i32],
+    /// Pids with start times of the branches of warm servers, which are not below this process. They do not belong to the
+    /// job, but all their descendants do.
+    pub(crate) branches: &'a [(i32, u64)],
 }
 
 impl<'a> Scope<'a> {
@@ -101,7 +101,9 @@ impl Tree {
         let mut above: Vec<i32> = found.iter().map(|stat| stat.pid).collect();
         let sheltered = sheltered(&all, scope.servers, &above);
         above.extend(scope.own_descendants.then_some(own));
-        above.extend(scope.branches);
+        let is_branch = |stat: &&Stat| scope.branches.contains(&(stat.pid, stat.start_time));
+        let branches: Vec<i32> = all.iter().filter(is_branch).map(|stat| stat.pid).collect();
+        above.extend(&branches);
         found.extend(descendants(&all, &above));
         if let Some(token) = scope.token {
             let mut carriers = self.carriers(&all, &found, token);
@@ -111,8 +113,7 @@ impl Tree {
             found.extend(descendants(&all, &above));
         }
         let mut known = HashSet::new();
-        let is_other =
-            |pid| scope.spared == Some(pid) || scope.branches.contains(&pid) || sheltered.contains(&pid);
+        let is_other = |pid| scope.spared == Some(pid) || branches.contains(&pid) || sheltered.contains(&pid);
         found.retain(|stat| !stat.is_dead() && !is_other(stat.pid) && known.insert(stat.pid));
         Ok(found)
     }

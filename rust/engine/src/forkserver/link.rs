@@ -56,6 +56,8 @@ struct Ends {
     is_gathered: bool,
     /// SIGCHLD, in a branch, which adopts what its workers leave.
     intake: Option<OwnedFd>,
+    /// Kept until the engine has said something, by which time it has met this branch.
+    release: Option<OwnedFd>,
     /// Orders whose workers are dead, but whose deaths the kernel does not show us yet.
     traced: Vec<u64>,
     /// When to look at these again.
@@ -72,16 +74,27 @@ impl Link {
     /// Takes over the descriptor that this process got from the engine, and says hello.
     pub fn new(fd: RawFd) -> Result<Self, Error> {
         let socket = sys::take_over(fd).map_err(Error::os("take the link"))?;
-        Self::over(socket, Arc::default(), None)
+        Self::over(socket, Arc::default(), None, None)
     }
 
     /// The link of a branch, which keeps the state that imports have left in the warm server.
-    pub(super) fn of_branch(socket: OwnedFd, trace: Arc<Trace>, command: i32) -> Result<Self, Error> {
+    /// `release`: what a server before waits for, until the engine has met this process.
+    pub(super) fn of_branch(
+        socket: OwnedFd,
+        trace: Arc<Trace>,
+        command: i32,
+        release: Option<OwnedFd>,
+    ) -> Result<Self, Error> {
         raise_open_files();
-        Self::over(socket, trace, Some(command))
+        Self::over(socket, trace, Some(command), release)
     }
 
-    fn over(socket: OwnedFd, trace: Arc<Trace>, command: Option<i32>) -> Result<Self, Error> {
+    fn over(
+        socket: OwnedFd,
+        trace: Arc<Trace>,
+        command: Option<i32>,
+        release: Option<OwnedFd>,
+    ) -> Result<Self, Error> {
         let poller = Poller::new()?;
         poller.watch(&socket, LINK)?;
         let intake = command.map(|_| signal::intake(SignalSet::of(&[libc::SIGCHLD])));
@@ -100,6 +113,7 @@ impl Link {
             reaped: 0,
             is_gathered: command.is_some(),
             intake,
+            release,
             traced: Vec::new(),
             traced_due: None,
         };
@@ -159,7 +173,7 @@ impl Link {
             ends.retry_traced()?;
             match socket::receive(&ends.socket) {
                 Ok(None) => {}
-                Ok(Some((bytes, fds))) => match Command::decode(&bytes) {
+                Ok(Some((bytes, fds))) => match ends.heard(&bytes) {
                     Some(Command::Start { order }) => {
                         return Order::new(order, pid, observer, trace, fds)
                             .map(Some)
@@ -222,6 +236,11 @@ impl Drop for Link {
 }
 
 impl Ends {
+    fn heard(&mut self, bytes: &[u8]) -> Option<Command> {
+        self.release = None;
+        Command::decode(bytes)
+    }
+
     fn tell(&self, report: &Report) -> Result<(), Error> {
         socket::send(&self.socket, &report.encode(), &[], true).map_err(Error::os("speak to the engine"))
     }

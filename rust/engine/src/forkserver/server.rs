@@ -14,9 +14,10 @@ use super::message::{Command, Entered, Report, VERSION};
 use super::parcel;
 use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
-use super::speaker::{Child, Distrust, Speaker};
+use super::speaker::{Child, Distrust, Origin, Speaker};
 use super::words::{self, Words};
 use crate::clearing::CLEAR_PATIENCE;
+use crate::peer::Peer;
 use crate::poller::{Poller, is_readable, wait_readable};
 use crate::procfs::{self, ProcFs};
 use crate::sys::signal;
@@ -68,8 +69,9 @@ enum Answer {
 pub(crate) struct Server {
     /// 0 for a branch of a warm server that has not said hello.
     pub(crate) pid: i32,
-    /// The poller's token for the branch of a warm server; `None` for a server that is our child.
-    branch: Option<u64>,
+    /// For the branch of a warm server the poller's token, and the server that was called; `None` for a server that is
+    /// our child.
+    branch: Option<(u64, Peer)>,
     /// `None` once it is reaped, and for a branch before its hello.
     pidfd: Option<OwnedFd>,
     /// `None` once one side has hung up.
@@ -119,16 +121,16 @@ impl Server {
         }
     }
 
-    /// The branch that a warm server has been asked for over this link. The poller knows it by `token`. `is_prepared`:
+    /// The branch that this warm server has been asked for over this link. The poller knows it by `token`. `is_prepared`:
     /// the server has imported.
-    pub(crate) fn branch(link: OwnedFd, token: u64, is_prepared: bool) -> Self {
+    pub(crate) fn branch(link: OwnedFd, warm: Peer, token: u64, is_prepared: bool) -> Self {
         let patience = if is_prepared {
             PREPARED
         } else {
             Patience::default()
         };
         Self {
-            branch: Some(token),
+            branch: Some((token, warm)),
             ..Self::of(link, patience)
         }
     }
@@ -295,12 +297,15 @@ impl Server {
         let (Some(pidfd), None) = (fds.into_iter().next(), &self.speaker) else {
             return self.close(NONSENSE.to_owned());
         };
-        let executed = (!self.is_branch()).then_some(self.pid);
+        let origin = match &self.branch {
+            Some((_, warm)) => Origin::Called(warm),
+            None => Origin::Executed(self.pid),
+        };
         let copy = pidfd.try_clone();
         let met = self
             .procfs
             .as_mut()
-            .map(|procfs| Speaker::meet(procfs, pidfd, executed));
+            .map(|procfs| Speaker::meet(procfs, pidfd, origin));
         self.speaker = met.and_then(|met| met.map_err(|why| self.distrust(why)).ok());
         if let (true, Some(speaker), Ok(copy)) = (self.is_branch(), &self.speaker, copy) {
             self.pid = speaker.pid();
@@ -309,19 +314,20 @@ impl Server {
         }
     }
 
-    /// The warm server of a branch: its parent, which was called.
+    /// The warm server of a branch: its parent, which was called, or was started by the one that was called.
     fn find_adopter(&mut self) -> Option<(i32, u64)> {
-        let (pid, called) = (self.pid, self.warm_pid());
+        let (_, warm) = self.branch.as_ref()?;
         let procfs = self.procfs.as_mut()?;
-        let parent = procfs.stat(pid).ok()?.ppid;
-        let parent = procfs.stat(parent).ok().filter(|_| parent == called)?;
-        Some((parent.pid, parent.start_time))
+        let parent = procfs.stat(self.pid).ok()?.ppid;
+        let parent = procfs.stat(parent).ok()?;
+        let is_ours = procfs.descends(parent.pid, warm.pid()).unwrap_or(false);
+        is_ours.then_some((parent.pid, parent.start_time))
     }
 
     /// Lets the poller report the end of a branch that has just said hello.
     fn watch_branch(&mut self, poller: &Poller) {
-        if let (Some(token), Some(pidfd)) = (self.branch, &self.pidfd)
-            && poller.watch(pidfd, token).is_err()
+        if let (Some((token, _)), Some(pidfd)) = (&self.branch, &self.pidfd)
+            && poller.watch(pidfd, *token).is_err()
         {
             self.close("cannot be watched: memory is short".to_owned());
         }
@@ -332,20 +338,17 @@ impl Server {
         self.branch.is_some()
     }
 
-    /// The process to name to the user: until a branch has said hello, its warm server.
-    pub(crate) fn shown_pid(&self) -> i32 {
-        if self.is_branch() && self.pid == 0 {
-            self.warm_pid()
-        } else {
-            self.pid
-        }
+    /// Pid and start time of the process that has said hello.
+    pub(crate) fn identity(&self) -> Option<(i32, u64)> {
+        self.speaker.as_ref().map(Speaker::identity)
     }
 
-    /// Pid of the warm server that was asked for this branch.
-    fn warm_pid(&self) -> i32 {
-        let link = self.link.as_ref();
-        let peer = link.and_then(|link| rustix::net::sockopt::socket_peercred(link).ok());
-        peer.map_or(0, |peer| Pid::as_raw(Some(peer.pid)))
+    /// The process to name to the user: until a branch has said hello, its warm server.
+    pub(crate) fn shown_pid(&self) -> i32 {
+        match &self.branch {
+            Some((_, warm)) if self.pid == 0 => warm.pid(),
+            _ => self.pid,
+        }
     }
 
     /// Handles the report of a child, which comes with the child's pidfd.

@@ -5,14 +5,25 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::process::getuid;
+use rustix::process::{getpid, getuid};
 
+use crate::peer::Peer;
 use crate::poller::is_readable;
 use crate::procfs::ProcFs;
 
-/// The process that has said hello over a link: the executed process, or a descendant of it.
+/// The process that must have said hello, or an ancestor of that one.
+#[derive(Clone, Copy)]
+pub(super) enum Origin<'a> {
+    /// Our child, not reaped.
+    Executed(i32),
+    /// The warm server that was called for a branch.
+    Called(&'a Peer),
+}
+
+/// The process that has said hello over a link: the executed process, or a descendant of it or of a called server.
 pub(super) struct Speaker {
     pid: i32,
+    start_time: u64,
     pidfd: OwnedFd,
 }
 
@@ -33,27 +44,44 @@ impl Speaker {
         self.pid
     }
 
-    /// Identifies the process that has said hello, and checks that it belongs to the executed process. Nothing was
-    /// executed for the branch of a warm server, which is another process of this user.
-    pub(super) fn meet(procfs: &mut ProcFs, pidfd: OwnedFd, executed: Option<i32>) -> Result<Self, Distrust> {
+    /// Pid and start time.
+    pub(super) fn identity(&self) -> (i32, u64) {
+        (self.pid, self.start_time)
+    }
+
+    /// Identifies the process that has said hello, and checks that it belongs to the process that was executed or called.
+    /// It is signalled later, so it must be neither this process nor one above it.
+    pub(super) fn meet(procfs: &mut ProcFs, pidfd: OwnedFd, origin: Origin<'_>) -> Result<Self, Distrust> {
         let told = procfs.pid_of(pidfd.as_fd());
         let pid = match told {
             Ok(Some(pid)) => pid,
             Ok(None) => return Err(None),
             Err(error) => return Err(Some(of_whom(&error))),
         };
-        let speaker = Self { pid, pidfd };
+        let start_time = procfs.stat(pid).map_or(0, |stat| stat.start_time);
+        let speaker = Self {
+            pid,
+            start_time,
+            pidfd,
+        };
         // Check its namespaces first: a process that enters other namespaces after a fork still descends from the
         // executed process, but does not run where we do.
         speaker.check_place(procfs)?;
-        let is_asked = match executed {
-            Some(executed) => procfs.descends(pid, executed),
-            None => procfs.uid(pid).map(|uid| uid == getuid().as_raw()),
+        let own = getpid().as_raw_nonzero().get();
+        let is_asked = match origin {
+            Origin::Executed(executed) => procfs.descends(pid, executed).unwrap_or(false),
+            Origin::Called(server) => {
+                procfs.uid(pid).is_ok_and(|uid| uid == getuid().as_raw())
+                    && procfs.descends(pid, server.pid()).unwrap_or(false)
+                    && server.is_there(procfs)
+                    && !procfs.descends(own, pid).unwrap_or(false)
+            }
         };
-        match is_asked {
-            Ok(true) => Ok(speaker),
-            _ => Err(speaker.unless_dead("is another process than the one that was started".to_owned())),
+        // What was read is about it only if it has not ended since.
+        if is_asked && !is_readable(&speaker.pidfd) {
+            return Ok(speaker);
         }
+        Err(speaker.unless_dead("is another process than the one that was started".to_owned()))
     }
 
     /// Checks that it shares our namespaces and root directory. Otherwise its workers would differ from executed
@@ -99,10 +127,14 @@ fn of_whom(error: &io::Error) -> String {
 impl Speaker {
     /// This process as a speaker, for tests that use child processes as workers.
     pub(super) fn own() -> Self {
-        use rustix::process::{PidfdFlags, getpid, pidfd_open};
+        use rustix::process::{PidfdFlags, pidfd_open};
 
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("a pidfd of this process");
         let pid = getpid().as_raw_pid();
-        Self { pid, pidfd }
+        Self {
+            pid,
+            start_time: 0,
+            pidfd,
+        }
     }
 }

@@ -1,17 +1,18 @@
 //! The socket of a job, at which views into the job call. Nothing runs for it while nobody calls.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::Error;
 use crate::event::Event;
 use crate::folder::PrivateFolder;
+use crate::peer::{Peer, Stranger};
 use crate::supervisor::Supervisor;
 use crate::supervisor::watched::Watched;
 
@@ -48,15 +49,18 @@ impl Callers {
         })
     }
 
-    /// Takes the callers that wait. Those of other users are turned away; root may look at all jobs. Fails if there is
+    /// Takes the callers that wait. All but processes of this user here are turned away, and told why. Fails if there is
     /// one who cannot be taken.
     fn take(&self) -> io::Result<Vec<OwnedFd>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let mut taken = Vec::new();
         for _ in 0..WAITING {
             match rustix::net::accept_with(&self.listener, flags) {
-                Ok(caller) if may_look(caller.as_fd()) => taken.push(caller),
-                Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Ok(caller) => match Peer::of(&caller) {
+                    Ok(_) => taken.push(caller),
+                    Err(stranger) => turn_away(&caller, &stranger),
+                },
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) if taken.is_empty() => return Err(error.into()),
                 Err(_) => break,
@@ -101,9 +105,12 @@ impl Drop for Callers {
     }
 }
 
-fn may_look(caller: BorrowedFd<'_>) -> bool {
-    let own = rustix::process::geteuid();
-    rustix::net::sockopt::socket_peercred(caller).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+/// Tells a caller that it may not look. The text has neither quotes nor backslashes.
+fn turn_away(caller: &OwnedFd, stranger: &Stranger) {
+    let line = format!("{{\"NoAnswer\":{{\"why\":\"{stranger}\"}}}}\n");
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // If this fails, the caller sees only that we hang up.
+    let _ = rustix::net::send(caller, line.as_bytes(), flags);
 }
 
 impl Supervisor {

@@ -53,7 +53,7 @@ impl Supervisor {
     pub(super) fn with_remains<T>(&mut self, work: impl FnOnce(&mut Remains, Group<'_>) -> T) -> Option<T> {
         let workers = self.running_pids();
         let servers = self.server_pids();
-        let branches = self.branch_pids();
+        let branches = self.living_branches();
         let job = self.job.as_ref()?;
         let group = Group {
             cgroup: job.cgroup(),

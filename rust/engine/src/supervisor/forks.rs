@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
 use crate::forkserver::{Delivered, Delivery, Ends, Estate, News, Ordered, Patience, Server, State};
+use crate::peer::Peer;
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
@@ -42,23 +43,31 @@ impl Supervisor {
     }
 
     /// Takes the branch of a warm server as fork server. `link`: the connection over which it was asked for;
-    /// `is_prepared`: the server has imported. Returns its number. A branch that cannot be watched is reported as lost.
+    /// `is_prepared`: the server has imported. Returns its number. A branch that cannot be watched is reported as lost, and
+    /// so is that of a server which is no process of this user here.
     pub fn join_fork_server(&mut self, link: OwnedFd, is_prepared: bool) -> Result<usize, Error> {
         let number = self.servers.len();
         let token = Watched::ForkServer(number).encode();
         let is_usable = !self.sweeps && self.remains.can_spare_servers();
-        if is_usable && self.poller.watch(&link, token).is_ok() {
-            self.servers.push(Some(Server::branch(link, token, is_prepared)));
-        } else {
+        let server = Peer::of(&link)
+            .map_err(|stranger| stranger.to_string())
+            .and_then(|warm| {
+                if is_usable && self.poller.watch(&link, token).is_ok() {
+                    Ok(Server::branch(link, warm, token, is_prepared))
+                } else {
+                    Err("cannot be watched here".to_owned())
+                }
+            });
+        if let Err(text) = &server {
             self.events.push(Event::ForkServerLost {
                 server: number,
                 pid: 0,
                 signal: None,
-                text: "cannot be watched here".to_owned(),
+                text: text.clone(),
                 workers: Vec::new(),
             });
-            self.servers.push(None);
         }
+        self.servers.push(server.ok());
         Ok(number)
     }
 
@@ -147,18 +156,21 @@ impl Supervisor {
 
     /// Pids of the fork servers that are alive, as far as we know, without branches of warm servers.
     pub(super) fn server_pids(&self) -> Vec<i32> {
-        self.living(false)
+        let executed = self.living().filter(|server| !server.is_branch());
+        executed.map(|server| server.pid).collect()
     }
 
-    /// Pids of the branches of warm servers that are alive, as far as we know.
-    pub(super) fn branch_pids(&self) -> Vec<i32> {
-        self.living(true)
+    /// Pids and start times of the branches of warm servers that are alive, as far as we know.
+    pub(super) fn living_branches(&self) -> Vec<(i32, u64)> {
+        let branches = self.living().filter(|server| server.is_branch());
+        branches.filter_map(Server::identity).collect()
     }
 
-    fn living(&self, branches: bool) -> Vec<i32> {
-        let servers = self.servers.iter().flatten();
-        let living = servers.filter(|server| server.is_branch() == branches && server.link().is_some());
-        living.map(|server| server.pid).filter(|pid| *pid > 0).collect()
+    fn living(&self) -> impl Iterator<Item = &Server> {
+        self.servers
+            .iter()
+            .flatten()
+            .filter(|server| server.link().is_some())
     }
 
     /// What is known about the processes that dead branches have left.

@@ -41,8 +41,8 @@ pub(super) struct Group<'a> {
     pub(super) leaders: &'a [i32],
     /// Pids of the fork servers, which belong to no group.
     pub(super) servers: &'a [i32],
-    /// Pids of the branches of warm servers: what workers leave is adopted there.
-    pub(super) branches: &'a [i32],
+    /// Pids and start times of the branches of warm servers: what workers leave is adopted there.
+    pub(super) branches: &'a [(i32, u64)],
     pub(super) heirs: Heirs,
 }
 
@@ -140,7 +140,7 @@ impl Remains {
             return !populated;
         }
         let known = [group.workers, group.leaders].concat();
-        let is_bare = |tree: &mut Tree| group.branches.iter().all(|&pid| tree.is_bare(pid, &known));
+        let is_bare = |tree: &mut Tree| group.branches.iter().all(|&(pid, _)| tree.is_bare(pid, &known));
         if group.heirs == Heirs::Busy || !self.tree.as_mut().ok().is_none_or(is_bare) {
             return false;
         }

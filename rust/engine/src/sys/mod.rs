@@ -14,6 +14,7 @@ pub(crate) mod exit;
 pub(crate) mod face;
 pub(crate) mod landlock;
 pub(crate) mod memory;
+pub(crate) mod peer;
 pub(crate) mod signal;
 pub(crate) mod wait;
 

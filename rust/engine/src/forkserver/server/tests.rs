@@ -150,6 +150,41 @@ fn who_says_hello_is_the_process_that_was_executed_or_descends_from_it() {
     }
 }
 
+/// G1: whoever holds the link may send any pidfd, but the engine only signals a descendant of the server that it has
+/// called, and never itself or a process above it.
+#[test]
+fn a_branch_is_a_descendant_of_the_warm_server_that_was_called() {
+    let _children = crate::orphans::sharing::beside_others();
+    let (child, own) = (Child::new(), getpid().as_raw_pid());
+    let parent = rustix::process::getppid().unwrap().as_raw_pid();
+    let another = "is another process than the one that was started";
+    for (fd, why) in [
+        (child.pidfd(), ""),
+        (open_pidfd(own), another),
+        (open_pidfd(parent), another),
+        (open_pidfd(1), another),
+    ] {
+        let (link, _other) = socket::pair().unwrap();
+        // The server that was called is this process.
+        let warm = Peer::of(&link).unwrap();
+        let mut server = Server::branch(link, warm, 1, true);
+        assert_eq!(server.shown_pid(), own);
+        server.hear(Some(Report::Hello { version: VERSION }), vec![fd]);
+        let told: Vec<News> = server.take_news();
+        if why.is_empty() {
+            assert_eq!(told, []);
+            assert_eq!(server.shown_pid(), child.pid());
+            assert_eq!(server.identity().map(|(pid, _)| pid), Some(child.pid()));
+        } else {
+            // Process 1 may run in other namespaces than this test.
+            assert!(matches!(&told[..], [News::Lost(_)]), "{told:?}");
+            assert!(server.is_distrusted() && server.identity().is_none());
+            // There is nobody to signal.
+            assert_eq!((server.pid, server.pidfd.is_none()), (0, true));
+        }
+    }
+}
+
 /// G1: the server names init, the engine itself, an unrelated process, or no process. A worker that has just ended is
 /// no lie.
 #[test]

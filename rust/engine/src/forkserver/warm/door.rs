@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::SocketFlags;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, getrlimit, pidfd_open, set_child_subreaper, setpgid};
 
 use super::branches::Branches;
 use super::reach::Reach;
-use super::request::{Purpose, Request};
+use super::request::{Purpose, Request, early};
 use super::standing::Standing;
 use crate::error::Error;
 use crate::folder::PrivateFolder;
@@ -20,6 +21,7 @@ use crate::forkserver::link::{Link, raise_open_files};
 use crate::forkserver::message::Report;
 use crate::forkserver::order::Trace;
 use crate::forkserver::{pages, socket};
+use crate::peer::Peer;
 use crate::poller::{Poller, is_readable};
 use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
@@ -36,10 +38,12 @@ const FIRST_NUMBER: u64 = 4;
 const CALL_PATIENCE: Duration = Duration::from_millis(500);
 /// The most callers that have said nothing yet. A further one takes the place of the first.
 const MOST_SILENT: usize = 64;
+
 /// A caller that has said nothing yet.
 struct Silent {
     number: u64,
     call: OwnedFd,
+    peer: Peer,
     due: Instant,
 }
 
@@ -57,6 +61,11 @@ pub struct Call {
     pub request: Request,
     /// Pid of the command.
     command: i32,
+    /// Closed once the engine has met the branch, or nobody waits for one any more. The server before this one, which
+    /// has taken the call, stays until then: the branch has to descend from the server that was called.
+    release: Option<OwnedFd>,
+    /// Our end of that, if another server was asked to go on with the call.
+    handed_over: Option<OwnedFd>,
 }
 
 /// The socket of a warm server and the branches of its jobs.
@@ -68,6 +77,8 @@ pub struct Door {
     next_number: u64,
     jobs: u64,
     successor: Option<i32>,
+    /// The call that the successor goes on with.
+    handed_over: Option<Call>,
     stay: Duration,
     idle_since: Instant,
     about: Vec<u8>,
@@ -96,12 +107,15 @@ struct Ends {
 }
 
 impl Door {
-    /// Takes over the descriptor of a socket that listens in `folder` under `name`. `key`: in what a command has to
-    /// agree with this process. This process becomes the subreaper of its branches, and ends with its session.
-    pub fn new(fd: i32, folder: &Path, name: &str, key: Vec<u8>) -> Result<Self, Error> {
+    /// Takes over the descriptor of a socket of [`super::listen`] in the folder `path`. `key`: in what a command has to agree with
+    /// this process. This process becomes the subreaper of its branches, and ends with its session.
+    pub fn new(fd: i32, path: &Path, name: &str, key: Vec<u8>) -> Result<Self, Error> {
         let listener = sys::take_over(fd).map_err(Error::os("take the socket"))?;
         // Again, so that the kernel names this process to those who connect.
         rustix::net::listen(&listener, 64).map_err(Error::os("listen"))?;
+        let folder =
+            PrivateFolder::open_existing(path).map_err(Error::os("open the folder of the socket"))?;
+        folder.rename(&early(name), name);
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         sys::clone::reset_library_signals();
         let poller = Poller::new()?;
@@ -115,7 +129,7 @@ impl Door {
         if let Some(session) = &session {
             poller.watch(session, SESSION)?;
         }
-        let reach = Reach::watch(folder, name);
+        let reach = Reach::watch(path, name);
         if let Some(reach) = &reach {
             poller.watch(reach, REACH)?;
         }
@@ -124,8 +138,7 @@ impl Door {
             key,
             name: name.to_owned(),
             ends: Some(Ends {
-                folder: PrivateFolder::open_existing(folder)
-                    .map_err(Error::os("open the folder of the socket"))?,
+                folder,
                 poller,
                 listener,
                 reach,
@@ -138,6 +151,7 @@ impl Door {
             next_number: FIRST_NUMBER,
             jobs: 0,
             successor: None,
+            handed_over: None,
             stay: Duration::ZERO,
             idle_since: Instant::now(),
             about: Vec::new(),
@@ -176,7 +190,8 @@ impl Door {
             let idle_until = self.idle_since + self.stay;
             let has_jobs = !ends.branches.are_over();
             let is_needed = has_jobs || !ends.holders.is_empty() || !self.was_called;
-            if !has_jobs && (self.is_closing || (!is_needed && idle_until <= now)) {
+            let is_over = self.is_closing && ends.holders.is_empty();
+            if !has_jobs && (is_over || (!is_needed && idle_until <= now)) {
                 self.close();
                 return Ok(None);
             }
@@ -246,10 +261,14 @@ impl Door {
         self.standing.take().map_err(Error::os("restore the limits"))
     }
 
-    /// Notes the server that was started in place of this one. This one ends after its jobs.
-    pub fn succeed(&mut self, pid: i32) {
+    /// Notes the server that was started in place of this one and goes on with a call. This one ends after its jobs, and
+    /// once the caller has met the branch that the other one forks.
+    pub fn succeed(&mut self, pid: i32, mut call: Call) -> Result<(), Error> {
         self.successor = Some(pid);
         self.close();
+        let handed_over = call.handed_over.take();
+        self.handed_over = Some(call);
+        handed_over.map_or(Ok(()), |end| self.add_holder(end))
     }
 
     /// Stays until the program that has called hangs up.
@@ -279,9 +298,17 @@ impl Door {
     }
 
     /// Takes over a call from the server that was here before, by the numbers of its descriptors.
-    pub fn adopt(&mut self, call: i32, file: i32) -> Result<Option<Call>, Error> {
+    pub fn adopt(&mut self, [call, file, release]: [i32; 3]) -> Result<Option<Call>, Error> {
         let taken = |fd| sys::take_over(fd).map_err(Error::os("take a call"));
-        Ok(self.admit(taken(call)?, File::from(taken(file)?)))
+        let (call, file, release) = (taken(call)?, File::from(taken(file)?), taken(release)?);
+        let Ok(peer) = Peer::of(&call) else {
+            return Ok(None);
+        };
+        let call = self.admit(call, file, &peer);
+        Ok(call.map(|call| Call {
+            release: Some(release),
+            ..call
+        }))
     }
 
     /// Takes those who call. Those who say nothing yet get time for it. Returns a call that needs an answer.
@@ -289,15 +316,13 @@ impl Door {
         for _ in 0..MOST_SILENT {
             let ends = self.ends.as_ref()?;
             let call = rustix::net::accept_with(&ends.listener, SocketFlags::CLOEXEC).ok()?;
-            let Ok(peer) = rustix::net::sockopt::socket_peercred(&call) else {
+            // Asked before anything is read: who brings the key of another one's request is not that other one.
+            let Ok(peer) = Peer::of(&call) else {
                 continue;
             };
-            if peer.uid != rustix::process::geteuid() {
-                continue;
-            }
             if !is_readable(&call) {
-                self.wait_for(call);
-            } else if let Some(call) = self.hear(call) {
+                self.wait_for(call, peer);
+            } else if let Some(call) = self.hear(call, &peer) {
                 return Some(call);
             }
         }
@@ -305,26 +330,30 @@ impl Door {
     }
 
     /// Gives a caller time to say something.
-    fn wait_for(&mut self, call: OwnedFd) {
+    fn wait_for(&mut self, call: OwnedFd, peer: Peer) {
         let number = self.take_number();
         let due = Instant::now() + CALL_PATIENCE;
         let Some(ends) = &mut self.ends else { return };
         if ends.poller.watch(&call, number).is_ok() {
-            ends.silent.push_back(Silent { number, call, due });
+            ends.silent.push_back(Silent {
+                number,
+                call,
+                peer,
+                due,
+            });
         }
         if ends.silent.len() > MOST_SILENT {
             ends.forget_silent(0);
         }
     }
 
-    fn hear(&mut self, call: OwnedFd) -> Option<Call> {
+    fn hear(&mut self, call: OwnedFd, peer: &Peer) -> Option<Call> {
         let file = Request::receive(&call).ok()?;
-        self.admit(call, file)
+        self.admit(call, file, peer)
     }
 
     /// Answers a call that asks for something simple; returns any other call.
-    fn admit(&mut self, call: OwnedFd, file: File) -> Option<Call> {
-        let command = Pid::as_raw(Some(rustix::net::sockopt::socket_peercred(&call).ok()?.pid));
+    fn admit(&mut self, call: OwnedFd, file: File, peer: &Peer) -> Option<Call> {
         let request = Request::read(&file).ok()?;
         match request.purpose {
             Purpose::Tell => {
@@ -343,7 +372,9 @@ impl Door {
             connection: call,
             file,
             request,
-            command,
+            command: peer.pid(),
+            release: None,
+            handed_over: None,
         };
         if call.is_gone() {
             // The command for which this server began to import has ended: it is not kept.
@@ -405,8 +436,8 @@ impl Door {
     fn attend(&mut self, token: u64) -> Option<Call> {
         let ends = self.ends.as_mut()?;
         if let Some(place) = ends.silent.iter().position(|one| one.number == token) {
-            let call = ends.forget_silent(place)?;
-            return self.hear(call);
+            let Silent { call, peer, .. } = ends.forget_silent(place)?;
+            return self.hear(call, &peer);
         }
         if let Some(place) = ends.holders.iter().position(|holder| holder.number == token) {
             ends.poller.forget(&ends.holders.remove(place).call);
@@ -451,7 +482,8 @@ impl Door {
         self.ends = None;
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         setpgid(None, None).map_err(Error::os("setpgid"))?;
-        Link::of_branch(call.connection, Arc::clone(&self.trace), call.command)
+        let trace = Arc::clone(&self.trace);
+        Link::of_branch(call.connection, trace, call.command, call.release)
     }
 }
 
@@ -475,9 +507,16 @@ impl Call {
         }
     }
 
-    /// Numbers of copies of the connection and of the request, which another program can take over.
-    pub fn pass_on(&self) -> Result<[i32; 2], Error> {
-        Ok([copy_for_another(&self.connection)?, copy_for_another(&self.file)?])
+    /// Numbers of copies of the connection and of the request, which another program can take over, and of a descriptor
+    /// that it closes when this server is not needed for the call any more.
+    pub fn pass_on(&mut self) -> Result<[i32; 3], Error> {
+        let (end, release) = pipe_with(PipeFlags::CLOEXEC).map_err(Error::os("make a pipe"))?;
+        self.handed_over = Some(end);
+        Ok([
+            copy_for_another(&self.connection)?,
+            copy_for_another(&self.file)?,
+            release.into_raw_fd(),
+        ])
     }
 
     fn is_gone(&self) -> bool {
@@ -493,10 +532,10 @@ impl Ends {
         }
     }
 
-    fn forget_silent(&mut self, place: usize) -> Option<OwnedFd> {
-        let call = self.silent.remove(place)?.call;
-        self.poller.forget(&call);
-        Some(call)
+    fn forget_silent(&mut self, place: usize) -> Option<Silent> {
+        let silent = self.silent.remove(place)?;
+        self.poller.forget(&silent.call);
+        Some(silent)
     }
 }
 

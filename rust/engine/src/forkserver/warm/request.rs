@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Pid;
 
 use super::place;
 use crate::folder::PrivateFolder;
 use crate::forkserver::message::{Reader, Writer};
 use crate::forkserver::{parcel, socket};
+use crate::peer::Peer;
 use crate::poller::wait_readable;
 
 /// Version of these messages.
@@ -87,28 +87,34 @@ impl Request {
     }
 }
 
-/// Makes a listening socket of this name, in a folder for this user alone, which is made if it is missing.
+/// The name of a socket until its server listens there itself: the kernel names the process that listens to those who
+/// connect, and that has to be the server.
+pub(super) fn early(name: &str) -> String {
+    format!(".{name}")
+}
+
+/// Makes a listening socket for the server that will give it this name, in a folder for this user alone, which is made
+/// if it is missing.
 pub fn listen(folder: &Path, name: &str) -> io::Result<OwnedFd> {
     let listener = new_socket()?;
     rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
-    PrivateFolder::listen_in(folder, &listener, name, WAITING)?;
+    PrivateFolder::listen_in(folder, &listener, &early(name), WAITING)?;
     Ok(listener)
 }
 
 /// Calls the server at a socket of this name. Fails with `ConnectionRefused` if it is gone, with `WouldBlock` if too many
-/// calls wait there, and with `PermissionDenied` if it would end with a job that this process does not belong to.
+/// calls wait there, and with `PermissionDenied` if a process listens there that is none of this user here, or that would
+/// end with a job that this process does not belong to: it gets nothing.
 pub fn join(folder: &Path, name: &str, request: &Request) -> io::Result<OwnedFd> {
     let call = new_socket()?;
     let folder = PrivateFolder::open_existing(folder)?;
     rustix::io::ioctl_fionbio(&call, true)?;
     rustix::net::connect(&call, &SocketAddrUnix::new(folder.place(name))?)?;
     rustix::io::ioctl_fionbio(&call, false)?;
-    if matches!(request.purpose, Purpose::Serve | Purpose::Hold) {
-        let server = Pid::as_raw(Some(rustix::net::sockopt::socket_peercred(&call)?.pid));
-        if !place::is_safe(server) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+    let server = Peer::of(&call)?;
+    if matches!(request.purpose, Purpose::Serve | Purpose::Hold) && !place::is_safe(server.pid()) {
+        return Err(io::ErrorKind::PermissionDenied.into());
     }
     let file = parcel::pack(c"dsl-request", &request.encode())?;
     parcel::seal(&file)?;
