@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -42,8 +43,6 @@ struct State {
     lost: Lost,
     over: bool,
     given_up: bool,
-    /// The rest of a line is lost.
-    is_torn: bool,
     spare: Vec<Vec<u8>>,
     owner: Owner,
 }
@@ -89,6 +88,8 @@ enum Patience {
 
 struct Backlog {
     state: Mutex<State>,
+    /// The rest of a line is lost. Used by whoever writes.
+    is_torn: AtomicBool,
     changed: Condvar,
 }
 
@@ -113,7 +114,6 @@ impl Writer {
             lost: Lost::default(),
             over: false,
             given_up: false,
-            is_torn: false,
             spare: Vec::new(),
             owner: Owner {
                 bell,
@@ -122,6 +122,7 @@ impl Writer {
         };
         let backlog = Arc::new(Backlog {
             state: Mutex::new(state),
+            is_torn: AtomicBool::new(false),
             changed: Condvar::new(),
         });
         let writer = Self {
@@ -341,10 +342,10 @@ impl Backlog {
             if patience == Patience::None && !outlet.is_ready() {
                 return false;
             }
-            let is_torn = std::mem::take(&mut self.lock().is_torn);
+            let is_torn = self.is_torn.swap(false, Ordering::Relaxed);
             let written = match is_torn.then(|| outlet.write(b"\n")) {
                 Some(Err(error)) => {
-                    self.lock().is_torn = true;
+                    self.is_torn.store(true, Ordering::Relaxed);
                     Err(error)
                 }
                 _ => outlet.write(&rest[..rest.len().min(most)]),
@@ -366,8 +367,10 @@ impl Backlog {
                 }
                 Err(error) if outlet.is_file => {
                     let done = &block[..block.len() - rest.len()];
+                    if done.last().is_some_and(|last| *last != b'\n') {
+                        self.is_torn.store(true, Ordering::Relaxed);
+                    }
                     let mut state = self.lock();
-                    state.is_torn |= done.last().is_some_and(|last| *last != b'\n');
                     state.note_failure(error);
                     state.lost.bytes += rest.len() as u64;
                     state.lost.lines += lines_of(rest) as u64;
