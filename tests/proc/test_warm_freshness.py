@@ -385,6 +385,23 @@ def test_what_is_unchanged_is_served_by_the_same_server(world: World) -> None:
     assert world.run("warm")[1] == server
 
 
+def test_what_a_job_writes_into_its_folder_is_no_change(world: World) -> None:
+    """Not even if modules look for installed packages there, or ask whether it is there."""
+    (world.site / "tiny.py").write_text(
+        "import os, pkgutil\nfrom importlib import metadata\n"
+        "VALUE = [len(list(metadata.entry_points())) > 0, os.path.isdir('.'), os.path.exists(os.getcwd())]\n"
+        "VALUE += [one.name for one in pkgutil.iter_modules(['.'])]\n"
+    )
+    server = world.settle()
+    (world.project / "checkpoint.pt").write_text("weights")
+    (world.project / "logs").mkdir()
+    assert world.run("warm")[1] == server
+    assert world.differs() is None
+    (world.project / "fresh.py").touch()
+    assert world.run("warm")[1] != server
+    assert world.differs() is None
+
+
 def test_a_library_that_was_changed_where_it_lies_is_loaded_anew(world: World) -> None:
     """A copy of an extension of the standard library, as packages install theirs."""
     modules = [importlib.import_module(f"_{name}") for name in ("csv", "lzma")]  # the first may be built in

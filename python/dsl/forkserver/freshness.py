@@ -41,7 +41,8 @@ class Snapshot:
         self._files = FileMarks(sorted(files.difference(texts)))
         self.doubtful = self._files.since(begin_ns - _CLOCK_NS)
         """Files that may have changed after they were read, but before they were marked."""
-        self._kinds = FileMarks(sorted(reads.asked.union(searched.missing()).difference(files, texts)))
+        asked = reads.asked.union(searched.missing()).difference(files, texts)
+        self._kinds = FileMarks(sorted(asked), kinds_only=True)
         self._folders = FileMarks([*folders, *reads.listed])
         self._names: list[tuple[Callable[[str], Names], dict[str, Names]]] = [
             (_names, {path: _names(path) for path in folders}),

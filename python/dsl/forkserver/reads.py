@@ -10,6 +10,7 @@ import builtins
 import io
 import os
 import posix
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ MOST_PATHS = 4096
 """How many are noted."""
 # What lies there is the kernel's, and belongs to the state of a process or of the machine.
 _OF_THE_KERNEL = ("/proc", "/sys", "/dev")
+# They list each folder of the path, and use the names there that a snapshot compares anyway.
+_SEARCHERS = frozenset({"importlib.metadata", "importlib_metadata", "pkg_resources", "pkgutil"})
 _NOT_READ = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -69,6 +72,8 @@ class Reads:
             self.asked.add(found)
 
     def _list(self, path: Any = ".") -> None:
+        if sys._getframe(2).f_globals.get("__name__") in _SEARCHERS:  # noqa: SLF001  who has called `_Noting`
+            return
         found = _absolute("." if path is None else path)
         if found and found not in self.listed and len(self.listed) < MOST_PATHS:
             self.listed[found] = names_in(found)
