@@ -110,6 +110,21 @@ def test_a_server_that_is_stopped_ends_what_its_killed_branch_has_left(
         assert "may be left" not in job.said()
 
 
+def test_a_guard_continues_server_and_branch_of_an_agent_that_was_killed(
+    place: Place, tmp_path: Path, net: Arena, bystanders: Bystanders
+) -> None:
+    server = warmed(place, tmp_path, net)
+    with running(place, tmp_path, net) as job:
+        for pid in (server, job.branch()):
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(job.agent, signal.SIGKILL)
+        assert job.process.wait(30) == 137
+        assert not job.is_held(), job.said()
+        assert "may be left" not in job.said()
+    assert place.server().pid == server
+    assert bystanders.harm() == []
+
+
 @pytest.mark.parametrize("others", ["", "agent"])
 def test_what_nobody_can_prove_to_have_ended_is_said(
     place: Place, tmp_path: Path, net: Arena, others: str

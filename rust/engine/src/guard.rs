@@ -211,6 +211,7 @@ impl Guard {
             has_strangers: self.has_strangers,
             helper,
         };
+        clear::resume_branches(&left, tree.as_mut().ok());
         clear::see_off(&left, tree.as_mut().ok(), intake.as_fd());
         let (ended, survivors) = clear(&left, tree, intake.as_fd());
         Ok(Outcome {

@@ -140,6 +140,22 @@ impl Tree {
                 .unwrap_or(false)
     }
 
+    /// Continues the branches whose workers carry the token, and the warm servers above them. `listeners`: pids of warm
+    /// servers that were called. A child of such a server that has a worker of the job is the branch of the job.
+    pub(crate) fn resume_branches(&mut self, token: &str, listeners: &[i32]) -> io::Result<()> {
+        let all = self.procfs.scan()?;
+        let find = |pid: i32| all.iter().find(|stat| stat.pid == pid);
+        for worker in self.carriers(&all, &[], token) {
+            let branch = find(worker.ppid);
+            let server = branch.and_then(|branch| find(branch.ppid));
+            if let Some(server) = server.filter(|server| listeners.contains(&server.pid)) {
+                self.send(&[*server], Signal::CONT);
+                self.send(branch.map(std::slice::from_ref).unwrap_or_default(), Signal::CONT);
+            }
+        }
+        Ok(())
+    }
+
     /// Sends a signal to each of the members, unless its pid now belongs to another process.
     pub(crate) fn send(&mut self, members: &[Stat], signal: Signal) -> Reached {
         let mut reached = Reached::default();

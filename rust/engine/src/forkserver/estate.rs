@@ -11,6 +11,7 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::message::Report;
 use super::socket;
+use crate::peer::Peer;
 use crate::poller::{Poller, wait_readable};
 
 /// What is known about the processes that a branch leaves when it dies.
@@ -68,6 +69,11 @@ pub(super) fn note_workers(link: impl AsFd, has_workers: bool) {
 pub(crate) fn hang_up(link: impl AsFd) {
     // Others have copies, so it is not enough to close this one.
     let _ = shutdown(link, Shutdown::Write);
+}
+
+/// The warm server that was called, while it is there.
+pub(crate) fn listener(link: impl AsFd) -> Option<i32> {
+    Peer::of(link).ok().map(|peer| peer.pid())
 }
 
 /// For a guard whose agent was killed: waits until nothing is left below the branch. Returns whether that is proved. The

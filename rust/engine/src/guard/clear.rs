@@ -62,6 +62,14 @@ pub(super) fn has_ended(child: i32) -> bool {
     !matches!(try_wait(Target::Pid(child), true), Ok(None))
 }
 
+/// Lets branches and warm servers do their part that somebody has stopped, if the agent was killed.
+pub(super) fn resume_branches(left: &Leftovers<'_>, tree: Option<&mut Tree>) {
+    let listeners: Vec<i32> = left.links.iter().filter_map(estate::listener).collect();
+    if let (true, false, Some(tree)) = (left.agent_killed, listeners.is_empty(), tree) {
+        let _ = tree.resume_branches(left.token, &listeners);
+    }
+}
+
 /// Waits for the helper, if there is one, and kills it if it stays. The helper has heard that the agent has ended.
 /// What a killed agent has left is killed before the wait.
 pub(super) fn see_off(left: &Leftovers<'_>, tree: Option<&mut Tree>, intake: BorrowedFd<'_>) {
