@@ -16,6 +16,8 @@ from dsl.devices.nvidia import survey
 from dsl.devices.nvml import Nvml, NvmlError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Self
 
 FOLDER = Path(__file__).parent / "fixtures" / "nvml"
@@ -83,12 +85,17 @@ class Replay:
         return answer
 
 
+def lay(files: Mapping[str, str], root: Path) -> None:
+    """Write recorded files below the root."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+
+
 def load(name: str, root: Path) -> Replay:
     """Lay the recorded files below the root, and return who answers for NVML."""
     data = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    for path, text in data["files"].items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text, encoding="utf-8")
+    lay(data["files"], root)
     return Replay(data["nvml"])
 
 

@@ -28,6 +28,7 @@ from dsl.machine.kernel_files import pci_address, read_numa_node
 ANSWERS: dict[str, tuple[int, str, list[int | None], list[int], str]] = {
     "none": (0, "", [], [], ""),
     "one_h200": (1, "nvml", [1], [0], ""),
+    "one_h100": (1, "nvml", [0], [0], ""),
     "eight_a100": (8, "nvml", [3, 3, 1, 1, 7, 7, 5, 5], [0] * 8, ""),
     "mig_a100": (2, "nvml", [None, None], [4, 0], ""),
     "mig_h100": (1, "nvml", [0], [4], ""),
