@@ -740,7 +740,7 @@ class Guard:
         which the C library uses, and numbers outside 1 to 64.
         """
     def supervise(
-        self, agent_pid: int, grace_s: float, *, reopens: bool = False, links: Sequence[int] = ()
+        self, agent_pid: int, grace_s: float, *, reopens: bool = False, links: Sequence[int] | None = None
     ) -> GuardOutcome:
         """In the parent of the fork: wait for the agent, forwarding signals, then end the processes it left.
 

@@ -130,17 +130,17 @@ impl Guard {
     }
 
     /// In the parent of the fork: wait for the agent, forwarding signals.
-    #[pyo3(signature = (agent_pid, grace_s, *, reopens = false, links = Vec::new()))]
+    #[pyo3(signature = (agent_pid, grace_s, *, reopens = false, links = None))]
     fn supervise(
         &self,
         py: Python<'_>,
         agent_pid: i32,
         grace_s: f64,
         reopens: bool,
-        links: Vec<i32>,
+        links: Option<Vec<i32>>,
     ) -> PyResult<GuardOutcome> {
         let grace = seconds(grace_s)?;
-        let links = links.into_iter().map(dsl_engine::os::take_over);
+        let links = links.unwrap_or_default().into_iter().map(dsl_engine::os::take_over);
         let links = links.collect::<Result<Vec<_>, _>>()?;
         let outcome = py
             .detach(|| self.engine.supervise(agent_pid, grace, reopens, &links))
