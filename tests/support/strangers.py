@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.support.namespaces import unshared
 from tests.support.warm import Place
 
 PROGRAM = Path(__file__).parent.parent / "workers" / "stranger.py"
+MESSAGES = Path(__file__).parent.parent.parent / "rust" / "engine" / "src" / "forkserver" / "message.rs"
 
 # What a stranger enters, and what is said of it. "--kill-child": it ends with this process.
 ELSEWHERE = {
@@ -45,8 +47,12 @@ class Stranger:
 
     def __init__(self, kind: str) -> None:
         words = [] if kind == HERE else unshared(*ELSEWHERE[kind][0].split())
+        [version] = re.findall(r"const VERSION: u32 = (\d+);", MESSAGES.read_text())
         self._process = subprocess.Popen(
-            [*words, sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*words, sys.executable, str(PROGRAM), version],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def tries(self, do: str, **arguments: object) -> list[str]:
@@ -170,5 +176,5 @@ class Victim:
         """What the command sends to the server for a job, as a process gets it that is here."""
         with stranger(HERE) as other, other.posing(self.socket) as got:
             self.runs()
-        [request] = [one for one in got if one.startswith("\2\0\0\0\0")]
+        [request] = [one for one in got if re.match(r"[^\0]\0\0\0\0", one)]
         return request

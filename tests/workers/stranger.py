@@ -1,6 +1,6 @@
 """A process that tries the doors of dsl from where it was started, such as other namespaces of the same user.
 
-Each line on stdin is an order: a JSON object whose ``do`` names a function of `DOINGS`, with its arguments.
+The argument is the version of the protocol of fork servers. Each line on stdin is an order: a JSON object whose ``do`` names a function of `DOINGS`, with its arguments.
 Each line on stdout is what came of an order: ``got``, all that somebody has said, and ``error``.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from typing import Any
 SO_PEERPIDFD = 77
 PATIENCE_S = 5.0
 """How long an answer may take. Who refuses an attempt hangs up at once."""
-HELLO, READY = b"\0" + struct.pack("=I", 6), b"\1"
+HELLO, READY = b"\0" + struct.pack("=I", int(sys.argv[1])), b"\1"
 """What a fork server says first, and once it takes orders."""
 SERVE = 0
 """The purpose of a request that wants workers, which is its fifth byte."""
@@ -61,8 +62,9 @@ def _contents(data: bytes, fds: list[int]) -> list[bytes]:
 
 
 def _file(data: bytes) -> int:
-    fd = os.memfd_create("stranger")
+    fd = os.memfd_create("stranger", os.MFD_ALLOW_SEALING)
     os.pwrite(fd, data, 0)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
     return fd
 
 

@@ -140,7 +140,10 @@ impl Guard {
         links: Option<Vec<i32>>,
     ) -> PyResult<GuardOutcome> {
         let grace = seconds(grace_s)?;
-        let links = links.unwrap_or_default().into_iter().map(dsl_engine::os::take_over);
+        let links = links
+            .unwrap_or_default()
+            .into_iter()
+            .map(dsl_engine::os::take_over);
         let links = links.collect::<Result<Vec<_>, _>>()?;
         let outcome = py
             .detach(|| self.engine.supervise(agent_pid, grace, reopens, &links))
