@@ -132,9 +132,12 @@ class Victim:
         (folder / "train.py").write_text(TRAIN.format(secret=secret))
 
     def __enter__(self) -> Victim:  # noqa: PYI034  typing.Self needs 3.11
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
         # A server that has read files of this very moment serves no second job.
         until(lambda: self.runs() is not None and self.place.told(), 40)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.place.end()
@@ -177,4 +180,5 @@ class Victim:
         with stranger(HERE) as other, other.posing(self.socket) as got:
             self.runs()
         [request] = [one for one in got if re.match(r"[^\0]\0\0\0\0", one)]
+        self._settle()  # the server whose name was taken has ended
         return request

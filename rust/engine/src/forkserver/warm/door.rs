@@ -237,7 +237,9 @@ impl Door {
     pub fn close(&mut self) {
         let was_closing = std::mem::replace(&mut self.is_closing, true);
         if let Some(ends) = &mut self.ends {
-            if !was_closing {
+            // Another socket may have come in the place of ours.
+            let is_ours = ends.reach.as_ref().is_none_or(|reach| reach.holds(&self.name));
+            if !was_closing && is_ours {
                 ends.folder.unlink(&self.name);
             }
             ends.poller.forget(&ends.listener);
