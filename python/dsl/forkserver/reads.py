@@ -40,15 +40,23 @@ class Reads:
 
     def places(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         """Holder and name of each function to replace, and what makes the replacement from the function."""
-        return [
-            (builtins, "open", lambda first: _Noting(first, self._open)),
-            (io, "open", lambda first: _Noting(first, self._open)),
-            (os, "open", lambda first: _Noting(first, self._open_low)),
-            (os, "stat", lambda first: _Noting(first, self._ask)),
-            (os, "access", lambda first: _Noting(first, self._ask)),
-            (os, "listdir", lambda first: _Noting(first, self._list)),
-            (os, "scandir", lambda first: _Noting(first, self._list)),
+        kept: list[tuple[Any, str, Callable[..., None]]] = [
+            (io, "open", self._open),
+            (os, "stat", self._ask),
+            (os, "listdir", self._list),
+            (os, "scandir", self._list),
         ]
+        functions: list[tuple[Any, str, Callable[..., None]]] = [
+            *kept,
+            (builtins, "open", self._open),
+            (os, "open", self._open_low),
+            (os, "access", self._ask),
+        ]
+        # Before Python 3.11 it keeps these functions in a class.
+        if sys.version_info < (3, 11) and "pathlib" in sys.modules:
+            accessor = vars(sys.modules["pathlib"])["_NormalAccessor"]
+            functions += [(accessor, name, note) for _, name, note in kept]
+        return [(holder, name, _noting(note)) for holder, name, note in functions]
 
     def files(self) -> set[str]:
         """Files that were read, without those that were also written."""
@@ -95,6 +103,10 @@ def _absolute(path: Any) -> str:
     except (TypeError, OSError):
         return ""
     return "" if f"{found}/".startswith(tuple([f"{one}/" for one in _OF_THE_KERNEL])) else found
+
+
+def _noting(note: Callable[..., None]) -> Callable[[Any], Any]:
+    return lambda first: _Noting(first, note)
 
 
 class _Noting:

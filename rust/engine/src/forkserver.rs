@@ -39,4 +39,4 @@ pub use order::Order;
 pub(crate) use delivery::{Delivered, Delivery, Ends, Ordered};
 pub(crate) use estate::Estate;
 pub(crate) use plan::{Plan, Stderr};
-pub(crate) use server::{DEATH_PATIENCE, FORK_PATIENCE, News, Server, State};
+pub(crate) use server::{DEATH_PATIENCE, FORK_PATIENCE, News, Server, State, refusal};

@@ -273,7 +273,7 @@ impl Server {
             }
             Some(Report::Died { death }) => self.death = Some(death),
             Some(Report::Cleared) => self.estate = Estate::Settled,
-            Some(Report::Refused { text }) => self.close(format!("refused: {}", words::one_line(&text))),
+            Some(Report::Refused { text }) => self.close(refused(&text)),
             // The report is about a group that has ended.
             Some(
                 Report::Forked { order, .. } | Report::NotForked { order, .. } | Report::Ended { order, .. },
@@ -678,6 +678,20 @@ impl Server {
             _ => {}
         }
     }
+}
+
+/// Why a warm server that has ended has refused to fork for the caller at this end of a link, if it has said that.
+pub(crate) fn refusal(link: &OwnedFd) -> Option<String> {
+    while let Ok(Some((bytes, _))) = socket::receive(link) {
+        if let Some(Report::Refused { text }) = Report::decode(&bytes) {
+            return Some(refused(&text));
+        }
+    }
+    None
+}
+
+fn refused(text: &[u8]) -> String {
+    format!("refused: {}", words::one_line(text))
 }
 
 #[cfg(test)]

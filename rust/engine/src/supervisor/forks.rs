@@ -6,8 +6,8 @@ use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
-use crate::forkserver::{Delivered, Delivery, Ends, Estate, News, Ordered, Patience, Server, State};
-use crate::peer::Peer;
+use crate::forkserver::{self, Delivered, Delivery, Ends, Estate, News, Ordered, Patience, Server, State};
+use crate::peer::{Peer, Stranger};
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
@@ -50,7 +50,11 @@ impl Supervisor {
         let token = Watched::ForkServer(number).encode();
         let is_usable = !self.sweeps && self.remains.can_spare_servers();
         let server = Peer::of(&link)
-            .map_err(|stranger| stranger.to_string())
+            .map_err(|stranger| match stranger {
+                // The command has met it before.
+                Stranger::Gone => forkserver::refusal(&link).unwrap_or_else(|| stranger.to_string()),
+                _ => stranger.to_string(),
+            })
             .and_then(|warm| {
                 if is_usable && self.poller.watch(&link, token).is_ok() {
                     Ok(Server::branch(link, warm, token, is_prepared))

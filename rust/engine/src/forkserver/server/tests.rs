@@ -431,3 +431,14 @@ fn a_worker_that_is_cancelled_finds_its_gate_shut_whoever_holds_a_copy() {
     ordered.cancel();
     assert_eq!(rustix::io::read(&theirs, &mut [0; 1]), Ok(0));
 }
+
+#[test]
+fn a_refusal_is_heard_although_the_server_has_ended() {
+    let (ours, theirs) = socket::pair().unwrap();
+    socket::send(&theirs, &Report::Importing.encode(), &[], false).unwrap();
+    let text = b"cannot import half".to_vec();
+    socket::send(&theirs, &Report::Refused { text }.encode(), &[], false).unwrap();
+    drop(theirs);
+    assert_eq!(refusal(&ours).unwrap(), "refused: cannot import half");
+    assert_eq!(refusal(&ours), None);
+}
