@@ -86,7 +86,10 @@ SCRIPTS = {
 }
 
 
-PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+PLACE = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+    "DS_ACCELERATOR": "cpu",
+}  # fmt: skip
 # What a server guesses for these scripts.
 PRELOAD = ("torch", "torch.nn", "torch.optim.lr_scheduler", *IMPORTED_LATER["torch"])
 
