@@ -325,3 +325,16 @@ def test_what_workers_leave_is_reaped_when_it_dies(place: Place, tmp_path: Path)
     for _ in range(2):
         done = place.run("train.py", cwd=tmp_path)
         assert done.returncode == 7, done.stderr
+
+
+def test_a_server_that_is_stopped_before_it_begins_does_not_hold_up_the_job(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if any(word.endswith('.new') for word in sys.orig_argv):\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    with Place() as place:
+        done = place.run("train.py", cwd=tmp_path, more={"PYTHONPATH": str(tmp_path)})
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+        assert place.sockets() == []
+        assert place.all() == []

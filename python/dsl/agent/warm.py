@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 else:
     import _signal
 
+START_S = 10.0
+"""A server that has not begun by then, because somebody has stopped it, is given up."""
+
 
 class WarmCall(Record):
     """A connection with a warm server."""
@@ -200,8 +203,7 @@ def _start(
             setsigmask=mask,
             setsigdef=[_signal.SIGCHLD],  # as in a worker that the engine executes
         )
-        _, status = os.waitpid(pid, 0)
-        is_started = status == 0
+        is_started = _has_begun(pid)
     except ChildProcessError:  # SIGCHLD is ignored here: the kernel has reaped it
         is_started = bool(pid)
     except OSError:
@@ -210,6 +212,24 @@ def _start(
         os.close(fd)
     remove_socket(folder, f".{name}")  # a server that listens has taken the dot away
     return is_started
+
+
+def _has_begun(pid: int) -> bool:
+    """Wait until the process that has started a server ends. Raises ChildProcessError."""
+    from select import POLLIN, poll
+
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # before Linux 5.3
+        pass
+    else:
+        poller = poll()
+        poller.register(pidfd, POLLIN)
+        if not poller.poll(START_S * 1000):
+            os.kill(pid, _signal.SIGKILL)
+        os.close(pidfd)
+    _, status = os.waitpid(pid, 0)
+    return status == 0
 
 
 def _inherited() -> list[int]:
