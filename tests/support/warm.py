@@ -146,11 +146,13 @@ class Place:
         """End all servers, also those that another one has started in its place, and wait for that."""
         for folder, name in self.sockets():
             try:
-                os.close(warm_call(folder, name, "stop"))
-            except PermissionError:  # it runs in other namespaces, so it does not take our calls
-                self._kill()
-            except OSError:
+                stops = warm_answer(warm_call(folder, name, "stop"), TOLD_S)
+            except (ConnectionRefusedError, FileNotFoundError):
                 continue
+            except OSError:  # it runs in other namespaces, or may not see ours because we may do more
+                stops = None
+            if not stops:
+                self._kill()
         try:
             until(lambda: not self.all(), 10)
         finally:
