@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def net() -> Iterator[Arena]:
     with arena(LIMIT) as made:
         if made.group is None:
-            pytest.skip("needs a control group with a limit of processes")
+            pytest.skip("needs a writable cgroup that limits processes")
         yield made
 
 

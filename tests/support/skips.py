@@ -18,7 +18,7 @@ ALLOWED = (
     "needs Chromium",
     "needs a NUMA machine",
     "needs several CPUs",
-    "needs a writable cgroup v2",
+    "needs a writable cgroup ",
     "needs a kernel with ",
 )
 

@@ -145,7 +145,7 @@ def main() -> None:
             store()
         ready()
         if is_odd:
-            sys.exit(0)
+            os._exit(0)  # an interpreter that has torch takes a while to end
         dist.init_process_group("gloo")  # others of store and ended
     dist.init_process_group("gloo")
     dist.all_reduce(DATA)

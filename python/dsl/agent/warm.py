@@ -174,7 +174,7 @@ def _call(
     for one in (name, name.replace(NEW, READY)) if name.endswith(NEW) else (name,):
         try:
             fd = warm_call(folder, one, purpose, key=key, stay_s=warm.stay_s, memory=warm.memory)
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, ConnectionResetError):  # it has ended, or is just ending
             remove_socket(folder, one)
         except OSError:
             continue

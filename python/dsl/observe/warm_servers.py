@@ -84,7 +84,7 @@ def _meet(place: tuple[str, str]) -> WarmServer | str | None:
             return None
     try:
         fd = warm_call(folder, name, "tell")
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # it has ended, or is just ending
         remove_socket(folder, name)
         return None
     except BlockingIOError:  # it is stopped, and too many calls wait
