@@ -282,7 +282,7 @@ def _another_interpreter(world: World) -> Edit:
 
 
 def _library_before_another(world: World) -> Edit:
-    """A library with the name of one that is loaded, where the loader looks first."""
+    """The loader finds another library of the same name first."""
     [library] = [
         line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line
     ][:1]

@@ -18,7 +18,7 @@ from tests.support.warm import Place
 PROGRAM = Path(__file__).parent.parent / "workers" / "stranger.py"
 MESSAGES = Path(__file__).parent.parent.parent / "rust" / "engine" / "src" / "forkserver" / "message.rs"
 
-# What a stranger enters, and what is said of it. "--kill-child": it ends with this process.
+# The namespaces that a stranger enters, and how a refusal names them. "--kill-child": it ends with this process.
 ELSEWHERE = {
     "pid": ("--pid --fork --kill-child --mount-proc", "pid namespace"),
     "pid-of-children": ("--pid", "pid namespace"),
@@ -150,7 +150,7 @@ class Victim:
         return Path(folder, name)
 
     def runs(self) -> str:
-        """Run a job, which ends well whoever is there. Returns what the command says."""
+        """Run a job, which has to end well. Returns what the command says."""
         done = self.place.run("train.py", cwd=self.folder, more=self._more)
         assert (done.returncode, done.stdout.strip()) == (0, self.SAYS), done.stderr
         return done.stderr

@@ -147,7 +147,7 @@ def call_port(got: list[bytes], port: int, says: str) -> None:
 
 
 def pose(got: list[bytes], path: str, is_job: bool, says: str, names: str) -> None:  # noqa: FBT001
-    """Take the place of whoever listens at a path, until the next order.
+    """Listen at a path in place of the process there, until the next order.
 
     ``says``: first words for all who call. ``names``: whom a false server calls its branch, ``caller`` or a
     pid; empty: it says nothing.

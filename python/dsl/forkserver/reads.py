@@ -33,7 +33,7 @@ class Reads:
         self.opened: set[str] = set()
         """Files that were opened to read them, also without success."""
         self.asked: set[str] = set()
-        """Paths of which was asked whether and what they are."""
+        """Paths that were looked up, whether or not they exist."""
         self.listed: dict[str, frozenset[str] | None] = {}
         """Folders that were listed, with the names there; None: it could not be listed."""
         self._written: set[str] = set()

@@ -37,36 +37,33 @@ impl PrivateFolder {
         Ok(Self(folder))
     }
 
-    /// Opens or makes the folder and listens there under this name. The kernel gives the name the permissions of
-    /// `socket`, less the umask. Up to `waiting` callers may wait.
-    ///
-    /// Nobody sees the name before a caller is heard there: others remove names at which nobody listens.
+    /// Opens or makes the folder and listens there. Callers find the socket once [`PrivateFolder::show`] has given it this
+    /// name: others remove names at which nobody listens. The kernel gives the name the permissions of `socket`, less the
+    /// umask. Up to `waiting` callers may wait.
     pub(crate) fn listen_in(path: &Path, socket: impl AsFd, name: &str, waiting: i32) -> io::Result<Self> {
-        let young = format!(".{name}");
         let attempt = || -> io::Result<Self> {
             let folder = Self::open(path)?;
-            rustix::net::bind(&socket, &SocketAddrUnix::new(folder.place(&young))?)?;
+            rustix::net::bind(&socket, &SocketAddrUnix::new(folder.place(&hidden(name)))?)?;
             Ok(folder)
         };
-        let mut made = attempt();
+        let listen = |folder: Self| {
+            let listens = rustix::net::listen(&socket, waiting);
+            listens.inspect_err(|_| folder.unlink(&hidden(name)))?;
+            Ok(folder)
+        };
         for _ in 1..TRIES {
-            // Another process has removed the folder, because it was empty.
-            if !made
-                .as_ref()
-                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-            {
-                break;
+            match attempt() {
+                // Another process has removed the folder, because it was empty.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                made => return made.and_then(listen),
             }
-            made = attempt();
         }
-        let folder = made?;
-        let shown = rustix::net::listen(&socket, waiting)
-            .and_then(|()| rustix::fs::renameat(&folder.0, &young, &folder.0, name));
-        if let Err(errno) = shown {
-            folder.unlink(&young);
-            return Err(errno.into());
-        }
-        Ok(folder)
+        attempt().and_then(listen)
+    }
+
+    /// Gives a socket of [`PrivateFolder::listen_in`] its name. False: it is gone.
+    pub(crate) fn show(&self, name: &str) -> bool {
+        self.rename(&hidden(name), name)
     }
 
     /// A path of this name that is short enough for the address of a socket, however long that of the folder is.
@@ -83,6 +80,11 @@ impl PrivateFolder {
     pub(crate) fn rename(&self, from: &str, to: &str) -> bool {
         rustix::fs::renameat(&self.0, from, &self.0, to).is_ok()
     }
+}
+
+/// The name of a socket that callers do not find yet.
+fn hidden(name: &str) -> String {
+    format!(".{name}")
 }
 
 #[cfg(test)]
@@ -102,6 +104,7 @@ mod tests {
         add_watch(&news, &path, WatchFlags::CREATE | WatchFlags::MOVED_TO).unwrap();
         let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         PrivateFolder::listen_in(&path, &listener, "name", 4).unwrap();
+        assert!(folder.show("name"));
         let caller = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         rustix::net::connect(&caller, &SocketAddrUnix::new(folder.place("name")).unwrap()).unwrap();
         let mut space = [std::mem::MaybeUninit::uninit(); 1024];

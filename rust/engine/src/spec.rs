@@ -215,8 +215,8 @@ pub enum OnFailure {
 /// SIGKILL, SIGSTOP and the signals of job control always go to the whole process group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SignalScope {
-    /// The worker's own process. What it has started is told to end when the worker has ended, or shortly before the
-    /// grace period of a stop is over.
+    /// The worker's own process. Its helpers get SIGTERM when the worker has ended, or shortly before the grace period
+    /// of a stop is over.
     Rank,
     /// Its process group: the worker's program may be a wrapper that does not pass the signal on.
     #[default]

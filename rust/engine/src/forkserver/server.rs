@@ -639,8 +639,8 @@ impl Server {
         try_wait(Target::PidFd(pidfd.as_fd()), true).ok().flatten()
     }
 
-    /// How a dead branch has ended: only its parent is told. Before the parent reaps it, the kernel shows it to us; and
-    /// before that the parent has told us.
+    /// How a dead branch has ended. The kernel shows it until the parent of the branch reaps it, and the parent sends it to
+    /// us before.
     fn death_of_branch(&mut self, pidfd: &OwnedFd) -> Option<Death> {
         let status = procfs::exit_status(self.pid);
         let is_own = self.procfs.as_mut()?.pid_of(pidfd.as_fd());

@@ -2,7 +2,7 @@
 //!
 //! The descriptor is shared with the process that started us, so we cannot make it non-blocking. A separate thread
 //! writes. If a pager or Ctrl-S blocks the console, only this thread waits. Where no thread can be started, because
-//! there are as many as there may be, whoever asks or writes next writes what the console takes at once.
+//! there are as many as there may be, the next caller writes what the console takes at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -88,7 +88,7 @@ enum Patience {
 
 struct Backlog {
     state: Mutex<State>,
-    /// The rest of a line is lost. Used by whoever writes.
+    /// The rest of a line is lost. Only the writer uses it.
     is_torn: AtomicBool,
     changed: Condvar,
 }

@@ -41,8 +41,12 @@ impl Callers {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
+        let folder = PrivateFolder::listen_in(path, &listener, name, WAITING)?;
+        if !folder.show(name) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         Ok(Self {
-            folder: PrivateFolder::listen_in(path, &listener, name, WAITING)?,
+            folder,
             path: path.to_owned(),
             name: name.to_owned(),
             listener,

@@ -150,7 +150,7 @@ fn who_says_hello_is_the_process_that_was_executed_or_descends_from_it() {
     }
 }
 
-/// G1: whoever holds the link may send any pidfd, but the engine only signals a descendant of the server that it has
+/// G1: the other end of the link may send any pidfd, but the engine only signals a descendant of the server that it has
 /// called, and never itself or a process above it.
 #[test]
 fn a_branch_is_a_descendant_of_the_warm_server_that_was_called() {

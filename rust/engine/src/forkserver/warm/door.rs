@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, getrlimit, pidfd_open, se
 
 use super::branches::Branches;
 use super::reach::Reach;
-use super::request::{Purpose, Request, early};
+use super::request::{Purpose, Request};
 use super::standing::Standing;
 use crate::error::Error;
 use crate::folder::PrivateFolder;
@@ -115,7 +115,7 @@ impl Door {
         rustix::net::listen(&listener, 64).map_err(Error::os("listen"))?;
         let folder =
             PrivateFolder::open_existing(path).map_err(Error::os("open the folder of the socket"))?;
-        folder.rename(&early(name), name);
+        folder.show(name);
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         sys::clone::reset_library_signals();
         let poller = Poller::new()?;

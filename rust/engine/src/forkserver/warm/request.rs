@@ -87,19 +87,13 @@ impl Request {
     }
 }
 
-/// The name of a socket until its server listens there itself: the kernel names the process that listens to those who
-/// connect, and that has to be the server.
-pub(super) fn early(name: &str) -> String {
-    format!(".{name}")
-}
-
 /// Makes a listening socket for the server that will give it this name, in a folder for this user alone, which is made
 /// if it is missing.
 pub fn listen(folder: &Path, name: &str) -> io::Result<OwnedFd> {
     let listener = new_socket()?;
     rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
-    PrivateFolder::listen_in(folder, &listener, &early(name), WAITING)?;
+    PrivateFolder::listen_in(folder, &listener, name, WAITING)?;
     Ok(listener)
 }
 
