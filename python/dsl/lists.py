@@ -114,6 +114,12 @@ def parse_range(text: str) -> tuple[int, int] | None:
     return first, last
 
 
+def counted(number: int, noun: str, is_one: str = "", are_many: str = "") -> str:
+    """``1 worker``, ``3 workers``; with a verb for each: ``1 worker has``, ``3 workers have``."""
+    verb = is_one if number == 1 else are_many
+    return f"{number} {noun}{'' if number == 1 else 's'}{' ' if verb else ''}{verb}"
+
+
 def name_few(names: Sequence[str], most: int = 4) -> str:
     """The first names: ``n1, n2 and 3 more``."""
     rest = len(names) - most

@@ -62,16 +62,20 @@ def test_user_signals_are_passed_on_once_each_and_the_job_goes_on(
         assert _counts(job) == {pid: Counter(dict.fromkeys(USER_SIGNALS, 3)) for pid in pids}
 
 
+@pytest.mark.parametrize(
+    "count, told", [(1, "1 worker has 20 s to save its work"), (2, "2 workers have 20 s to save their work")]
+)
 def test_an_announced_preemption_leaves_time_for_a_checkpoint_and_asks_for_another_run(
-    dsl_command: Path, testchild: Path, tmp_path: Path
+    count: int, told: str, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     """The grace is no time at all: the time for the checkpoint counts."""
     words = _worker(tmp_path, "USR1", "await", "USR1", "1", "sleep", "300", "exit", "0")
-    options = ["--preempt-signal", "USR1", "--preempt-grace", "20"]
-    with running(dsl_line(dsl_command, 2, [str(testchild), *words], 0.0, *options), tmp_path) as job:
-        pids = set(job.ready(2).values())
+    options = ["--preempt-signal", "USR1", "--preempt-grace", "20", "--log_level", "info"]
+    with running(dsl_line(dsl_command, count, [str(testchild), *words], 0.0, *options), tmp_path) as job:
+        pids = set(job.ready(count).values())
         os.kill(job.guard, signal.SIGUSR1)
         assert job.wait() == 75, job.stderr()
+        assert f"SIGUSR1 received: {told}" in job.stderr()
         assert _counts(job) == {pid: Counter({signal.SIGUSR1: 1}) for pid in pids}
 
 

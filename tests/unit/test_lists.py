@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.lists import BEYOND, find_runs, format_ranges, parse_number, parse_range, with_port
+from dsl.lists import BEYOND, counted, find_runs, format_ranges, parse_number, parse_range, with_port
+
+
+def test_a_number_agrees_with_its_noun_and_verb() -> None:
+    assert [counted(number, "node", "has", "have") for number in (0, 1, 2)] == [
+        "0 nodes have",
+        "1 node has",
+        "2 nodes have",
+    ]
+    assert [counted(number, "byte") for number in (1, 7)] == ["1 byte", "7 bytes"]
 
 
 @pytest.mark.parametrize(

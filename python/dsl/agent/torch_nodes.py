@@ -13,7 +13,7 @@ from dsl.agent.elastic import Elastic
 from dsl.agent.planner import Planner
 from dsl.agent.session import Crew, Hooks, crew_of, end_by_signals, listen, timers_of
 from dsl.errors import OptionError
-from dsl.lists import quote
+from dsl.lists import counted, quote
 from dsl.machine.check import check_program
 from dsl.model.job import Job, MeetingPoint, Notice, RestartReason
 from dsl.model.nodes import MeetingRefused, PeerFailure
@@ -60,8 +60,7 @@ class TorchNodes(Hooks):
     def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
         """What the user should know about the first plan, once the nodes have met."""
         names = self._rendezvous.hosts
-        count = f"{len(names)} node{'s' if len(names) != 1 else ''}"
-        greeting = Notice("info", f"starting with {count}: {', '.join(names)}")
+        greeting = Notice("info", f"starting with {counted(len(names), 'node')}: {', '.join(names)}")
         return (greeting, *self._planner.notices(plan))
 
     def crew(self, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:
@@ -214,7 +213,7 @@ def _meeting_line(job: Job) -> str:
     """How the nodes will meet, in one line."""
     point = job.meeting
     least, most = point.least_nodes, job.node_count
-    count = f"{most} node{'s' if most > 1 else ''}" if least == most else f"{least} to {most} nodes"
+    count = counted(most, "node") if least == most else f"{least} to {most} nodes"
     where = f" at {point.endpoint}" if point.endpoint else ""
     return (
         f"{count} will meet through {point.backend}{where} as job {job.run_id}; this node alone would start:"

@@ -10,7 +10,7 @@ from dsl.autotune.ds_config import MICRO_BATCH
 from dsl.autotune.experiment import Summary, Trial
 from dsl.autotune.section import is_number
 from dsl.autotune.tuning_summary import differences
-from dsl.lists import shorten
+from dsl.lists import counted, shorten
 
 FAILED_HEIGHT = 0.03
 """Height of the marks for failed runs of the first line, as a share of the plot: they have no value."""
@@ -81,7 +81,7 @@ def make_figure(summary: Summary) -> Any:
             low, transform = [FAILED_HEIGHT * (1 + index)] * len(failed), axes.get_xaxis_transform()
             label = f"{name}, failed"
             axes.plot(failed, low, "x", color=color, label=label, transform=transform, clip_on=False)
-    title = f"{summary.metric} of {len(runs)} experiments"
+    title = f"{summary.metric} of {counted(len(runs), 'experiment')}"
     if summary.best is not None and summary.value is not None:
         best = summary.best.name
         title += f", the best: {shorten(best, LONGEST_NAME)} with {summary.value:g}"

@@ -13,7 +13,7 @@ from dsl.autotune.samplers import make_sampler
 from dsl.autotune.section import AUTOTUNING, Section
 from dsl.autotune.spaces import Grid, count_own, first_config, own_grid, zero_grid
 from dsl.errors import AutotuningError
-from dsl.lists import show
+from dsl.lists import counted, show
 
 _STAGES = (0, 1, 2, 3)
 # With `model_info`, DeepSpeed may treat a run as a profile.
@@ -103,8 +103,9 @@ class _Stages:
         self._workers = resources.nodes * resources.slots_per_node
         if self._workers % section.mp_size:
             raise AutotuningError(
-                f"autotuning.mp_size {section.mp_size} does not divide the {self._workers} workers of an "
-                "experiment: lower it, or take as many slots as it needs"
+                f"autotuning.mp_size {section.mp_size} does not divide the "
+                f"{counted(self._workers, 'worker')} of an experiment: lower it, or take as many slots as "
+                "it needs"
             )
         self._batches = read_batches(section, config, self._workers)
         self._stages = _read_stages(config)
@@ -113,7 +114,7 @@ class _Stages:
         if self._batches.most_of_step == 0:
             raise AutotuningError(
                 f"autotuning.max_train_batch_size {section.max_train_batch_size} is less than one sample for "
-                f"each of {self._workers // section.mp_size} workers"
+                f"each of {counted(self._workers // section.mp_size, 'worker')}"
             )
         if self._batches.most < self._batches.least:
             raise AutotuningError(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dsl.binding.cores import deal
 from dsl.devices.accelerators import hides_all
 from dsl.errors import PlacementError
-from dsl.lists import format_ranges
+from dsl.lists import counted, format_ranges
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ def plan_numa(
             cores = len(_cut(cpus.topology.cores, nodes[home]))
             raise PlacementError(
                 f"--numa-binding {mode}: {name} is one of {sharers[home]} at NUMA node {home}, which has "
-                f"{cores} core{'' if cores == 1 else 's'} that may be used, choose another mode"
+                f"{counted(cores, 'core')} that may be used, choose another mode"
             )
         found.append(chosen)
     return found, _notices(mode, gpus, nodes, environ)
@@ -121,10 +121,10 @@ def _visible_gpus(count: int, environ: Mapping[str, str], devices: DeviceFacts) 
     is_divided = (read_entries(value) or ("",))[0].startswith("MIG-")
     shown = visible_devices(value, devices.survey.devices if is_divided else gpus, alone=is_divided)
     if count > len(shown):
-        text = f"{len(shown)} device{'' if len(shown) == 1 else 's'} can be seen"
+        text = f"{counted(len(shown), 'device')} can be seen"
         where = "" if value is None else f" ({VISIBLE_VARIABLE}={value})"
         raise PlacementError(
-            f"--numa-binding: {text}{where}, but each of {count} workers needs one, "
+            f"--numa-binding: {text}{where}, but each of {counted(count, 'worker')} needs one, "
             "start fewer or leave it out"
         )
     return shown
@@ -146,12 +146,12 @@ def _notices(
 ) -> list[Notice]:
     notices = []
     if not gpus:
-        over = f"{len(nodes)} NUMA node{'' if len(nodes) == 1 else 's'}"
+        over = counted(len(nodes), "NUMA node")
         text = f"no NVIDIA device can be seen, workers are spread over {over}"
         notices.append(Notice("info", f"--numa-binding {mode}: {text}", is_fallback=True))
     lost = [gpu.address for gpu in gpus if gpu.numa_node is None]
     if lost and len(nodes) > 1:
-        text = f"the machine does not tell the NUMA node of {len(lost)} of {len(gpus)} devices"
+        text = f"the machine does not tell the NUMA node of {len(lost)} of {counted(len(gpus), 'device')}"
         notices.append(Notice("warning", f"--numa-binding {mode}: {text}, {next(iter(nodes))} is taken"))
     is_numbered = not environ.get(VISIBLE_VARIABLE, "0").startswith(("GPU-", "MIG-"))
     models = {gpu.model for gpu in gpus}

@@ -7,6 +7,7 @@ import re
 from dsl.cli.completion_scripts import ASKED, WRITERS
 from dsl.cli.parser import SHELLS, Parser
 from dsl.errors import DslError
+from dsl.lists import counted
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.observe.job_folders import JobFolders
 from dsl.observe.jobs import running_jobs
@@ -86,7 +87,7 @@ def filters(word: str, pool: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     taken = [one.partition(":")[0] for one in before.split("@")]
     for name, count in pool.items():
         if name not in taken:
-            yield f"{before}{at}{name}", f"{count} slots"
+            yield f"{before}{at}{name}", counted(count, "slot")
 
 
 def signals(word: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dsl.cli.command import Command
 from dsl.cli.options_warm import NAME, make_parser
 from dsl.cli.ps import table, terminal_width
 from dsl.errors import DslError, OptionError, UsageError
-from dsl.lists import quote
+from dsl.lists import counted, quote
 from dsl.observe.table import duration
 from dsl.observe.warm_servers import stop, warm_servers
 from dsl.printable import printable
@@ -115,7 +115,7 @@ def row(server: WarmServer) -> tuple[str, ...]:
     )
     state: str = server.state
     if state == "busy":
-        state = f"{server.running} job{'s' * (server.running != 1)} running"
+        state = f"{counted(server.running, 'job')} running"
     elif state == "idle":
         left = duration(max(server.stay_s - server.idle_s, 0.0))
         programs = f"{server.holders} program{'s' * (server.holders != 1)}"

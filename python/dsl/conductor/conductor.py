@@ -33,6 +33,7 @@ from dsl.control.messages import (
     Stop,
 )
 from dsl.errors import DslError
+from dsl.lists import counted
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Report
 from dsl.model.outcome import REQUEUE_CODE, EndHung
@@ -335,7 +336,7 @@ class Conductor:
         orders = [] if number else opening(terms, roster, chosen, port, self.clocks)
         if self._gathering.members != frozenset(chosen) and (number or len(chosen) < len(roster)):
             workers = sum(roster[one].size for one in chosen)
-            count = f"{len(chosen)} of {len(roster)} hosts with {workers} workers"
+            count = f"{len(chosen)} of {len(roster)} hosts with {counted(workers, 'worker')}"
             orders.append(Speak(Notice("info", f"running on {count}: {roster.hosts(chosen)}")))
             orders += roster.say_spares([place for place in roster.ready() if place not in chosen])
         self._gathering.begin(chosen)

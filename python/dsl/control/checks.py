@@ -7,7 +7,7 @@ compares what the hosts have reported.
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.lists import format_ranges
+from dsl.lists import counted, format_ranges
 from dsl.model.job import Job, Meeting, Notice
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ def slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
         return ""
     lacking = f"slot{'s' if len(missing) > 1 else ''} {format_ranges(sorted(missing))}"
     verb = "do" if len(missing) > 1 else "does"
-    here = f"{count} {accelerator} device{'s' if count > 1 else ''} ({format_ranges(range(count))})"
+    here = f"{counted(count, f'{accelerator} device')} ({format_ranges(range(count))})"
     return f"{lacking} {verb} not exist, there {'are' if count > 1 else 'is'} {here}: correct the hostfile"
 
 
@@ -106,7 +106,7 @@ def meeting_problem(meeting: Meeting, job: Job) -> str:
         return f"the job has no host {meeting.host_index}"
     host, count = job.hosts[meeting.host_index], meeting.local_world_size
     if count != len(host.slots):
-        return f"host {host.name} has {len(host.slots)} slots, not {count}"
+        return f"host {host.name} has {counted(len(host.slots), 'slot')}, not {count}"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.devices.accelerators import ACCELERATORS, PLACEHOLDERS, are_hidden
 from dsl.errors import AcceleratorError, FilterError, OptionError
-from dsl.lists import MOST_WORKERS, parse_integer, quote
+from dsl.lists import MOST_WORKERS, counted, parse_integer, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[s
     shown = [*map(str, range(count))] if value is None else [entry.strip() for entry in value.split(",")]
     if len(shown) < count:
         named = f"{variable}={','.join(shown)} names {len(shown)}"
-        raise FilterError(f"{count} workers need as many devices, but {named}")
+        raise FilterError(f"{counted(count, 'worker', 'needs', 'need')} as many devices, but {named}")
     return tuple([dict.fromkeys((DEVICES_VARIABLE, variable), device) for device in shown[:count]])
 
 
@@ -170,6 +170,5 @@ def _own_values(
     value = environ.get(variable, "")
     where = f"{variable}={value} shows {len(choices)}" if value else f"this machine has {total} of {name}"
     hint = explain_value(variable, value)
-    raise FilterError(
-        f"{count} workers need as many devices, but {where}{f': {hint}' if hint is not None else ''}"
-    )
+    need = f"{counted(count, 'worker', 'needs', 'need')} as many devices"
+    raise FilterError(f"{need}, but {where}{f': {hint}' if hint is not None else ''}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from dsl.doctor.proxies import unproxied
-from dsl.lists import BEYOND, parse_number, quote, shorten
+from dsl.lists import BEYOND, counted, parse_number, quote, shorten
 from dsl.model.health import Health, Symptom, Verdict
 
 Found: TypeAlias = Iterator[tuple[Verdict, str]]
@@ -58,10 +58,6 @@ def warning(text: str) -> tuple[Verdict, str]:
     return "warning", text
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _interpreter(one: Health) -> Found:
     if one.python and not one.python_version:
         yield error(f"interpreter {one.python} does not run, install it there or name another")
@@ -79,7 +75,7 @@ def _torch_build(one: Health) -> Found:
     if one.torch and not one.torch_build and one.accelerator == "cuda" and one.devices:
         yield error(
             f"torch {one.torch} of {one.python} is built for the CPU alone, but "
-            f"{_count(one.devices, 'GPU')} {'is' if one.devices == 1 else 'are'} there: install torch's "
+            f"{counted(one.devices, 'GPU', 'is', 'are')} there: install torch's "
             "CUDA build"
         )
 
@@ -87,15 +83,15 @@ def _torch_build(one: Health) -> Found:
 def _mask(one: Health) -> Found:
     if one.devices and one.mask and not one.visible:
         yield warning(
-            f"{one.mask} leaves none of {_count(one.devices, 'device')} visible: the workers run on the CPU; "
-            "unset or correct it, or set DS_ACCELERATOR=cpu if that is meant"
+            f"{one.mask} leaves none of {counted(one.devices, 'device')} visible: the workers run on the "
+            "CPU; unset or correct it, or set DS_ACCELERATOR=cpu if that is meant"
         )
 
 
 def _slots(one: Health) -> Found:
     if one.visible and one.workers > one.visible and not one.slots_named and one.accelerator != "cpu":
         yield warning(
-            f"{one.workers} workers, but {_count(one.visible, 'device')}: start as many workers as "
+            f"{one.workers} workers, but {counted(one.visible, 'device')}: start as many workers as "
             "devices, or let the script share them"
         )
 
@@ -149,7 +145,7 @@ def _tasks(one: Health) -> Found:
         return
     level: Verdict = "error" if left < one.workers * LEAST_TASKS_EACH else "warning"
     text = (
-        f"{one.tasks_limit} leaves {left} processes and threads for {_count(one.workers, 'worker')}: "
+        f"{one.tasks_limit} leaves {left} processes and threads for {counted(one.workers, 'worker')}: "
         f"raise it to {one.workers * TASKS_EACH} or more (container: --pids-limit, user: ulimit -u)"
     )
     yield level, text
@@ -161,7 +157,7 @@ def _memory(one: Health) -> Found:
         return
     level: Verdict = "error" if left < one.workers * LEAST_MEMORY_EACH else "warning"
     text = (
-        f"{one.memory_limit} leaves {size(left)} of memory for {_count(one.workers, 'worker')}, the "
+        f"{one.memory_limit} leaves {size(left)} of memory for {counted(one.workers, 'worker')}, the "
         "kernel would kill some: raise the limit (container: --memory, Slurm: --mem), or start fewer workers"
     )
     yield level, text
@@ -186,12 +182,12 @@ def _locked_memory(one: Health) -> Found:
 def _cpu_share(one: Health) -> Found:
     if one.cpu_quota is not None and one.cpu_quota < min(one.workers, one.cpus):
         yield warning(
-            f"the control group gives {one.cpu_quota:g} CPUs at a time to {_count(one.workers, 'worker')}: "
+            f"the control group gives {one.cpu_quota:g} CPUs at a time to {counted(one.workers, 'worker')}: "
             "raise the limit (container: --cpus), or start fewer workers"
         )
     elif one.cpus < one.workers:
         yield warning(
-            f"{one.workers} workers share {_count(one.cpus, 'CPU')}: ask for more CPUs (Slurm: "
+            f"{one.workers} workers share {counted(one.cpus, 'CPU')}: ask for more CPUs (Slurm: "
             "--cpus-per-task, else taskset and the cpuset), or start fewer workers"
         )
 
@@ -210,7 +206,7 @@ def _threads(one: Health) -> Found:
     if threads > one.cpus:
         yield warning(
             f"OMP_NUM_THREADS={first}, but there {'is' if one.cpus == 1 else 'are'} "
-            f"{_count(one.cpus, 'CPU')}: {mend}"
+            f"{counted(one.cpus, 'CPU')}: {mend}"
         )
     elif threads > 1 and threads * one.workers > one.cpus:
         yield warning(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dsl._record import Record, replace
-from dsl.lists import format_ranges
+from dsl.lists import counted, format_ranges
 from dsl.model.observation import JobView, NodeStatus, RankStatus
 
 STATES = {
@@ -353,7 +353,7 @@ def headline(view: JobView, nodes: Sequence[NodeStatus], now_s: float) -> str:
     """A job in a line. ``now_s``: seconds since the epoch."""
     age = duration(max(now_s - view.started_ns / 1e9, 0.0))
     restarts = max([view.restarts, *[node.restarts for node in nodes]])
-    words = [f"job {view.pid}", age, f"{view.workers} ranks on {view.nodes} node{'s' * (view.nodes != 1)}"]
+    words = [f"job {view.pid}", age, f"{counted(view.workers, 'rank')} on {counted(view.nodes, 'node')}"]
     words += [] if view.is_whole else ["this node's part"]
     words += [f"restart{'s' * (restarts != 1)} {restarts}"] if restarts else []
     return f"{', '.join(words)}: {view.command} {' '.join(view.words)}"

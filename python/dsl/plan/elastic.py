@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import OptionError
+from dsl.lists import counted
 from dsl.model.job import Job, MeetingPoint
 from dsl.model.request import DEFAULT_MASTER_PORT, Request
 from dsl.plan.flavours import ELASTIC
@@ -69,7 +70,7 @@ def node_bounds(request: Request, host_count: int | None) -> NodeRange:
         return least, most
     if least > host_count:
         raise OptionError(
-            f"elastic training on at least {least} nodes: there are {host_count} hosts to run on"
+            f"elastic training on at least {least} nodes: the job has {counted(host_count, 'host')}"
         )
     return least, min(most, host_count)
 

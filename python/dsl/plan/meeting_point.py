@@ -9,7 +9,7 @@ node can take part, the job is alone.
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError
-from dsl.lists import LAST_PORT, MOST_NODES, has_odd_colon, parse_number, quote, with_port
+from dsl.lists import LAST_PORT, MOST_NODES, counted, has_odd_colon, parse_number, quote, with_port
 from dsl.model.job import MeetingKind, MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT, MeetingRequest
 
@@ -68,9 +68,7 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
             raise OptionError(f"--rdzv-conf {quote(asked.settings)}: {problem}")
     if kind == "static" and not 0 <= (asked.node_rank or 0) < most:
         places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
-        raise OptionError(
-            f"--node-rank {asked.node_rank}: with {most} node{'s' if most > 1 else ''} {places}"
-        )
+        raise OptionError(f"--node-rank {asked.node_rank}: with {counted(most, 'node')} {places}")
 
 
 def parse_settings(text: str) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dsl._record import replace
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
-from dsl.lists import format_ranges
+from dsl.lists import counted, format_ranges
 from dsl.model.job import Flavour, Job, Notice
 from dsl.model.node import ForkServer, NodePlan, Warm, WorkerPlan
 from dsl.model.request import DEFAULT_WARM_BYTES, DEFAULT_WARM_S
@@ -279,7 +279,7 @@ def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) 
     names = sorted({name for early in classes for name, _ in set(early) ^ set(classes[0])})
     alone = [one.rank for one in plan.workers if one.fork_server is None and one.debug_port is None]
     count = len(plan.fork_servers)
-    servers = f"{count} fork server{'s' if count != 1 else ''}" if count else "no fork server"
+    servers = counted(count, "fork server") if count else "no fork server"
     left = f", {_ranks(alone)} executed" if alone else ""
     return f"{servers}{left}: the workers differ in {', '.join(names)}"
 

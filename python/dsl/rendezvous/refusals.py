@@ -7,6 +7,7 @@ import socket
 import sys
 
 from dsl.errors import DslError
+from dsl.lists import counted
 from dsl.model.nodes import MeetingRefused, RefusalKind
 from dsl.rendezvous.delegate_messages import Open
 from dsl.rendezvous.settings import number
@@ -89,7 +90,7 @@ def _timeout_text(order: Open, view: View | None, place: str) -> str:
     count = len(view.participants) if view is not None else 0
     if view is not None and view.is_complete:
         return (
-            f"the {count} nodes of job {order.run_id} at {place} have not taken this one in within "
+            f"the {counted(count, 'node')} of job {order.run_id} at {place} did not take this one in within "
             f"{time_s} s: raise join_timeout"
         )
     return (
@@ -158,9 +159,11 @@ def describe_waiting(view: View, node: Node, order: Open, place: str) -> str:
     count = len(view.participants)
     most = order.max_nodes
     if is_spare(view, node, most):
-        return f"the job has its {most} nodes: this one is parked as a spare until one of them leaves"
+        return (
+            f"the job has its {counted(most, 'node')}: this one is parked as a spare until one of them leaves"
+        )
     if node in view.waiting:
-        return f"waits until the {count} nodes that run take this one in"
+        return f"waits until the {counted(count, 'running node', 'takes', 'take')} this one in"
     if node not in view.participants or view.is_complete:
         return ""
     least = order.point.least_nodes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dsl.lists import counted
+
 WIDTH = 33
 """Column of the values, as in ds_report."""
 
@@ -79,7 +81,7 @@ def _device_words(device: Mapping[str, Any]) -> Iterator[str]:
     if device["numa_node"] is not None:
         yield f"numa node {device['numa_node']}"
     if device["mig"]:
-        yield f"{len(device['mig'])} MIG instances"
+        yield counted(len(device["mig"]), "MIG instance")
 
 
 def _programs(programs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -110,11 +112,7 @@ def _resources(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _counts(hosts: Mapping[str, Any]) -> str:
-    return f"{_count(hosts['hosts'], 'host')}, {_count(hosts['slots'], 'slot')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(hosts['hosts'], 'host')}, {counted(hosts['slots'], 'slot')}"
 
 
 def _limit(number: int) -> str:

@@ -19,6 +19,7 @@ from dsl import (
     Stopping,
     Unbound,
 )
+from dsl.lists import counted
 from dsl.model.job import Notice
 from dsl.model.outcome import (
     REQUEUE_CODE,
@@ -139,7 +140,7 @@ class Narrator:
                 self._hear_signal(event, len(self._plan.workers) - self._ended)
         elif isinstance(event, Killing):
             if event.workers:
-                self.say(f"killing {_workers(len(event.workers))} still alive", "info")
+                self.say(f"killing {counted(len(event.workers), 'worker')} still alive", "info")
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
@@ -203,7 +204,7 @@ class Narrator:
         """Say how many lines the console lacks and where to find them, and reset the count."""
         if self._dropped == 0:
             return
-        lines = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
+        lines = counted(self._dropped, "line", "was", "were")
         why = "because nobody read them in time"
         if signum is not None:
             why = f"because {signal_name(signum)} ended the waiting for their reader"
@@ -244,10 +245,12 @@ class Narrator:
             self.say(f"{name} received: the workers are not started again", "info")
         elif event.action == "stop":
             hint = f"(grace {plan.grace_s:g} s, {second})"
-            self.say(f"{name} received: stopping {_workers(left)} {hint}", "info")
+            self.say(f"{name} received: stopping {counted(left, 'worker')} {hint}", "info")
         elif event.action == "preempt":
             grace_s = plan.grace_s if plan.preempt_grace_s is None else plan.preempt_grace_s
-            self.say(f"{name} received: {_workers(left)} have {grace_s:g} s to save their work", "info")
+            who = counted(left, "worker", "has", "have")
+            whose = "its" if left == 1 else "their"
+            self.say(f"{name} received: {who} {grace_s:g} s to save {whose} work", "info")
         elif event.action == "reopen":
             self.say(f"{name} received: log files were opened anew", "info")
         else:
@@ -377,10 +380,6 @@ def tell_end(judgement: Judgement | None, say: Callable[[str], None], say_beside
         say_beside()
 
 
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count != 1 else ''}"
-
-
 def _describe(notice: LogNotice) -> str:
     from dsl.report.verdict import file_error
 
@@ -390,7 +389,7 @@ def _describe(notice: LogNotice) -> str:
     if notice.kind == "reopen_failed":
         return f"cannot open {notice.path} anew: {reason}, the output goes on into the file that was open"
     if notice.kind == "bytes_lost":
-        return f"{notice.path} lacks {notice.count} bytes that could not be written"
+        return f"{notice.path} lacks {counted(notice.count or 0, 'byte')} that could not be written"
     return "nobody reads the output any more, the job goes on"
 
 

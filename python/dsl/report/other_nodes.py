@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsl.lists import counted
 from dsl.model.job import Notice
 from dsl.model.nodes import MeetingRefused, NodesMet, PeerFailure
 from dsl.model.outcome import AttemptEnded, AttemptStarted, Awaiting, MembershipChanged, Outcome
@@ -90,8 +91,7 @@ class OtherNodes:
         history, met = event.history, self._met
         if met is None:
             return False
-        count = len(met.hosts)
-        again = f"starting all workers again with {count} node{'s' if count != 1 else ''}"
+        again = f"starting all workers again with {counted(len(met.hosts), 'node')}"
         changes = (
             [f"{_nodes(met.joined)} {'joins' if len(met.joined) == 1 else 'join'}"] if met.joined else []
         )

@@ -5,7 +5,7 @@ Of the environment, only the variables that the job changes are shown: the other
 
 from __future__ import annotations
 
-from dsl.lists import THREADS_VARIABLE, format_ranges
+from dsl.lists import THREADS_VARIABLE, counted, format_ranges
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
@@ -90,7 +90,8 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
     count = len(plan.workers)
     ranks = [worker.rank for worker in plan.workers]
     place = f"meeting at {plan.master_addr}:{plan.master_port}"
-    workers = f"{count} of {plan.world_size} workers, ranks {format_ranges(ranks)}"
+    whose = f"rank{'s' * (count != 1)} {format_ranges(ranks)}"
+    workers = f"{count} of {counted(plan.world_size, 'worker')}, {whose}"
     lines = [
         f"node {plan.node_rank} ({plan.host}): {workers}, {place}",
         "environment of all workers, beside yours:",
