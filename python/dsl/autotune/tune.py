@@ -185,7 +185,7 @@ def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
 
 def _shown(hosts: ActiveHosts) -> tuple[str, tuple[str, ...]]:
     """The variable for visible devices, and the user's names in it; empty if the slots name the devices."""
-    if not hosts.visible_devices:
+    if not hosts.visible_devices or hosts.accelerator == "cpu":
         return "", ()
     return ACCELERATORS[hosts.accelerator].visible_variable, tuple(hosts.visible_devices.split(","))
 

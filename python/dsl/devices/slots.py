@@ -40,6 +40,8 @@ def find_devices(environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus) -
         count = forced or count_numa_nodes(cpus.numa_nodes)
     variable = ACCELERATORS[accelerator].visible_variable
     value = environ.get(variable)
+    if accelerator == "cuda" and environ.get("HIP_VISIBLE_DEVICES") and not devices.gpus:
+        value = None  # HIP reads its own variable alone, and only the devices that it shows were counted
     return Devices(accelerator, range(count), read_slots(value), f"{variable}={value}", forced > 0)
 
 
@@ -83,12 +85,14 @@ def visible_warning(shown: Sequence[str]) -> str | None:
     )
 
 
-def visible_override(devices: Devices, shown: Sequence[str]) -> str | None:
+def visible_override(devices: Devices, shown: Sequence[str], num_gpus: int = 0) -> str | None:
     """What the workers' visible-devices variable holds instead of slot ids, if anything.
 
-    Names of devices are passed on. On a CPU an empty set is passed on, too: slot ids would show devices that
-    the user hid.
+    Names of devices are passed on. On a CPU slot ids could show devices that the user hid. So an empty set is
+    passed on, too, and with ``num_gpus``, which counts workers, the first of the user's devices are.
     """
+    if devices.accelerator == "cpu" and devices.visible and num_gpus > 0:
+        return ",".join(devices.visible[:num_gpus])
     if devices.accelerator == "cpu":
         return devices.visible_setting.partition("=")[2] if devices.visible == () else None
     return ",".join(shown) if shown and not all(entry.isdigit() for entry in shown) else None

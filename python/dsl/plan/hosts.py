@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl._record import Record, replace
 from dsl.devices.slots import Devices, find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import FilterError, HostfileError, OptionError, OutOfReachError
-from dsl.lists import has_odd_colon, quote
+from dsl.lists import counted, has_odd_colon, quote, shorten
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE, Level, RemoteRequest, Request, ResourceRequest
 from dsl.resources.filters import apply_filters, trim
@@ -92,12 +92,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     shown = () if devices is None else _shown_devices(asked, devices, notices)
     _check_counts(asked, has_pool=is_named)
     if devices is not None and shown:
-        names: tuple[str, ...] = ()
-        if devices.accelerator == "cuda" and not shown[0].isdigit():
-            from dsl.devices.nproc import known_names
-
-            names = known_names(shown[0], facts.environ, facts.devices)
-        active = {LOCAL_NAME: visible_slots(devices, shown, names)}
+        active = {LOCAL_NAME: _slots_of(devices, shown, asked.num_gpus or 0, facts)}
     else:
         title = "hostfile" if pool.source in ("", "hostfile") else pool.name
         active = apply_filters(pool.slots, asked.include, asked.exclude, title)
@@ -124,7 +119,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         is_remote=is_remote,
         pool=pool,
         accelerator="" if devices is None else devices.accelerator,
-        visible_devices=None if devices is None else visible_override(devices, shown),
+        visible_devices=None if devices is None else visible_override(devices, shown, asked.num_gpus or 0),
         notices=tuple(notices),
     )
 
@@ -195,18 +190,43 @@ def missing_hostfile(path: str) -> str:
 
 
 def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notice]) -> tuple[str, ...]:
-    """Devices that the visible-devices variable picks; empty if an option picks them instead."""
-    option = _picking_option(asked)
-    warning = None if option else visible_warning(devices.visible or ())
+    """Devices that the visible-devices variable picks; empty if an option picks them instead.
+
+    ``--num_gpus`` takes the first of them, on a CPU any number of workers.
+    """
+    option, shown, those = _picking_option(asked), devices.visible or (), "those devices"
+    if option == "--num_gpus" and devices.accelerator != "cpu":
+        option = ""
+        # Several parts may be of one device: the workers see all parts, and use the first devices.
+        if (asked.num_gpus or 0) < len(shown) and not any("." in entry for entry in shown):
+            shown = shown[: asked.num_gpus]
+            those = f"the first{f' {len(shown)}' if len(shown) > 1 else ''} of those devices"
+    warning = None if option else visible_warning(shown)
     if warning:
         notices.append(Notice("warning", warning))
     if devices.visible:
-        fate = f"but ignoring it because {option} was given" if option else "and using only those devices"
+        fate = f"but ignoring it because {option} was given" if option else f"and using only {those}"
         level: Level = "info" if option else "detail"
         notices.append(Notice(level, f"detected {devices.visible_setting} {fate}"))
     elif devices.size_from_environment and not asked.num_gpus:
         notices.append(Notice("detail", f"LOCAL_SIZE={len(devices.slots)} sets the number of workers"))
-    return () if option else devices.visible or ()
+    return () if option else shown
+
+
+def _slots_of(devices: Devices, shown: Sequence[str], num_gpus: int, facts: Facts) -> list[int]:
+    """The slots of the devices that the visible-devices variable picks."""
+    names: tuple[str, ...] = ()
+    if devices.accelerator == "cuda" and not shown[0].isdigit():
+        from dsl.devices.nproc import known_names
+
+        names = known_names(shown[0], facts.environ, facts.devices)
+    slots = visible_slots(devices, shown, names)
+    if num_gpus > len(slots):
+        raise FilterError(
+            f"--num_gpus {num_gpus} is too many: {shorten(devices.visible_setting)} shows "
+            f"{counted(len(slots), 'device')}, give fewer, or correct or unset the variable"
+        )
+    return slots
 
 
 def _cpu_notices(
@@ -219,7 +239,7 @@ def _cpu_notices(
     if environ.get("DS_ACCELERATOR") or devices.visible == () or devices.size_from_environment:
         return []
     level: Level = "debug" if _picking_option(asked) else "warning"
-    runs = "1 worker runs" if count == 1 else f"{count} workers run"
+    runs = counted(count, "worker", "runs", "run")
     text = f"no accelerator was found, {runs} on the CPU: set DS_ACCELERATOR=cpu if that is meant"
     return [Notice(level, text, is_fallback=True)]
 

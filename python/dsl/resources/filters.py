@@ -132,10 +132,10 @@ def trim(
     checked: bool,
     source: str,
 ) -> dict[str, list[int]]:
-    """Keep the first ``num_nodes`` hosts, each with slots 0 to ``num_gpus`` - 1; None and 0 change nothing.
+    """Keep the first ``num_nodes`` hosts, each with its first ``num_gpus`` slots; None and 0 change nothing.
 
     ``checked``: False if slots are only a number, such as the slots that dsl counts for a CPU; then a host
-    may get more than it has. ``source``: name of the hostfile in errors.
+    gets slots 0 to ``num_gpus`` - 1, even if it has fewer. ``source``: name of the hostfile in errors.
 
     Raises:
         FilterError: fewer hosts, or fewer slots on a host, than asked for.
@@ -156,4 +156,4 @@ def trim(
             raise FilterError(
                 f"--num_gpus {num_gpus} is too many: host {host!r} has {slots_text(active[host])}"
             )
-    return {host: list(range(num_gpus)) for host in hosts}
+    return {host: list(active[host][:num_gpus]) if checked else list(range(num_gpus)) for host in hosts}

@@ -25,6 +25,7 @@ from dsl.plan.environ import POD_ENVIRONMENT_PATH
 from dsl.plan.job import JobPlan, plan_job
 
 TWO_HOSTS = {"H": "alpha slots=4\nbeta slots=2\n"}
+MACHINE = ("cuda", "taken", "gpus", "other_count")
 NO_SSH: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "master_addr": "10.0.0.1"}
 
 
@@ -38,7 +39,7 @@ def _request(wish: dict[str, Any], *args: str) -> Any:
 def _job(
     environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any
 ) -> JobPlan:
-    given = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
+    given = {name: wish.pop(name) for name in MACHINE if name in wish}
     return plan_job(_request(wish), make_facts(environ=environ or {}, files=files, **given))
 
 
@@ -54,7 +55,7 @@ class Planned:
 
 
 def _node(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Any:
-    given = {name: wish.pop(name) for name in ("cuda", "taken", "count_run") if name in wish}
+    given = {name: wish.pop(name) for name in (*MACHINE, "count_run") if name in wish}
     facts = make_facts(environ=environ or {}, files=files, **given)
     planned = plan_job(_request(wish, "a b", ""), facts)
     plan = Planner(planned, facts).plan(0)
@@ -143,7 +144,13 @@ def test_the_number_of_workers(cuda: int, wish: dict[str, Any], count: int) -> N
         ("2,3", {}, (2, 3), "2,3"),
         ("3,1", {}, (3, 1), "3,1"),
         ("2,3", {"num_nodes": 1}, (2, 3), "2,3"),
-        ("2,3", {"num_gpus": 1}, (0,), "0"),
+        ("2,3", {"num_gpus": 1}, (2,), "2"),
+        ("3,1,2", {"num_gpus": 2}, (3, 1), "3,1"),
+        ("1,2", {"num_nodes": 1, "num_gpus": 1}, (1,), "1"),
+        ("0,1,8", {"num_gpus": 2}, (0, 1), "0,1"),
+        ("GPU-00000003,GPU-00000001", {"num_gpus": 1}, (0,), "GPU-00000003"),
+        ("2,3", {"cuda": 0, "num_gpus": 1}, (0,), "2"),
+        ("2,3", {"cuda": 0, "num_gpus": 4}, (0, 1, 2, 3), "2,3"),
         ("2,3", {"include": "localhost:1"}, (1,), "1"),
         ("GPU-00000003,GPU-00000001", {}, (0, 1), "GPU-00000003,GPU-00000001"),
         ("", {}, (0,), ""),
@@ -152,8 +159,39 @@ def test_the_number_of_workers(cuda: int, wish: dict[str, Any], count: int) -> N
 )
 def test_visible_devices(value: str, wish: dict[str, Any], slots: tuple[int, ...], variable: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": value}
-    assert _job(environ, cuda=4, **wish).job.hosts[0].slots == slots
-    assert _node(environ, cuda=4, **wish).env["CUDA_VISIBLE_DEVICES"] == variable
+    assert _job(environ, **{"cuda": 4, **wish}).job.hosts[0].slots == slots
+    assert _node(environ, **{"cuda": 4, **wish}).env["CUDA_VISIBLE_DEVICES"] == variable
+
+
+@pytest.mark.parametrize(
+    "name, variable, value, shown",
+    [
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "5,4,1", "5,4"),
+        ("xpu", "ZE_AFFINITY_MASK", "2,6,7", "2,6"),
+        ("xpu", "ZE_AFFINITY_MASK", "1.0,1.1,3.0,4.1", "1.0,1.1,3.0,4.1"),
+        ("mlu", "MLU_VISIBLE_DEVICES", "7,3,2", "7,3"),
+        ("hpu", "CUDA_VISIBLE_DEVICES", "4,5,6", "4,5"),
+    ],
+)
+def test_num_gpus_takes_the_first_devices_of_each_accelerators_mask(
+    name: str, variable: str, value: str, shown: str
+) -> None:
+    environ = {"DS_ACCELERATOR": name, variable: value}
+    machine = {"other_count": lambda *_: 8}
+    plan = _node(environ, num_gpus=2, **machine)
+    assert (len(plan.workers), plan.env[variable]) == (2, shown)
+    with pytest.raises(FilterError, match=f"--num_gpus 5 is too many: {variable}={value} shows "):
+        _node(environ, num_gpus=5, **machine)
+
+
+@pytest.mark.parametrize("cuda_mask", [None, "4,5,6,7", "1"])
+def test_a_mask_of_hip_is_the_only_one_that_counts(cuda_mask: str | None) -> None:
+    """HIP ignores CUDA's variable then, and the devices are counted by its own."""
+    environ = {"HIP_VISIBLE_DEVICES": "4,5,6,7"}
+    if cuda_mask is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = cuda_mask
+    plan = _node(environ, cuda=4, gpus=(), num_gpus=2)
+    assert (len(plan.workers), plan.env["CUDA_VISIBLE_DEVICES"]) == (2, "0,1")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +216,7 @@ def test_names_that_hide_devices_are_refused(value: str, words: str | None) -> N
 
 def test_names_are_not_looked_up_where_an_option_picks_the_devices() -> None:
     planned = plan_job(
-        make_request("deepspeed", "t.py", num_gpus=2),
+        make_request("deepspeed", "t.py", include="localhost:0,1"),
         make_facts(environ={"CUDA_VISIBLE_DEVICES": "GPU-x"}, cuda=4, gpus=UNASKED, survey=UNASKED),
     )
     assert planned.job.hosts[0].slots == (0, 1)
@@ -188,6 +226,16 @@ def test_names_are_not_looked_up_where_an_option_picks_the_devices() -> None:
     "environ, wish, notices",
     [
         ({"CUDA_VISIBLE_DEVICES": "2"}, {}, ["detected CUDA_VISIBLE_DEVICES=2 and using only those devices"]),
+        (
+            {"CUDA_VISIBLE_DEVICES": "2,3,1"},
+            {"num_gpus": 2},
+            ["detected CUDA_VISIBLE_DEVICES=2,3,1 and using only the first 2 of those devices"],
+        ),
+        (
+            {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"},
+            {"num_gpus": 1},
+            ["detected CUDA_VISIBLE_DEVICES=MIG-a,MIG-b and using only the first of those devices"],
+        ),
         (
             {"CUDA_VISIBLE_DEVICES": "2"},
             {"exclude": "localhost:0"},
@@ -230,6 +278,11 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
         ({"autotuning": "tune"}, UnsupportedError, "--autotuning runs many jobs"),
         ({"hostfile": "bad"}, HostfileError, "bad line 1: "),
         ({"num_gpus": 5}, FilterError, "--num_gpus 5 is too many: host 'localhost' has slots 0 to 3"),
+        (
+            {"num_gpus": 3, "environ": {"CUDA_VISIBLE_DEVICES": "3,0"}},
+            FilterError,
+            "--num_gpus 3 is too many: CUDA_VISIBLE_DEVICES=3,0 shows 2 devices, give fewer, or correct",
+        ),
         ({"include": "localhost:4"}, FilterError, "no slot '4' specified on host 'localhost'"),
         (
             {"exclude": "localhost"},

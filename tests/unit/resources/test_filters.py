@@ -83,10 +83,10 @@ def test_slots_in_words(slots: list[int], text: str) -> None:
         (None, None, {"a": [1, 3], "b": [0]}),
         (0, 0, {"a": [1, 3], "b": [0]}),
         (1, None, {"a": [1, 3]}),
-        (2, 1, {"a": [0], "b": [0]}),
+        (2, 1, {"a": [1], "b": [0]}),
     ],
 )
-def test_counts_keep_the_first_hosts_and_renumber_slots(
+def test_counts_keep_the_first_hosts_and_slots(
     num_nodes: int | None, num_gpus: int | None, expected: dict[str, list[int]]
 ) -> None:
     assert trim({"a": [1, 3], "b": [0]}, num_nodes, num_gpus, checked=True, source="H") == expected
