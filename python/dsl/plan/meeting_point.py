@@ -60,15 +60,19 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
     if asked.endpoint and not is_file and asked.backend in (STATIC, *STORES):
         parse_endpoint(asked.endpoint)
     kind = meeting_kind(asked, nodes)
-    if kind == "dynamic":
+    if settings:
         from dsl.rendezvous.settings import check_settings
 
-        problem = check_settings(asked.backend, settings)
+        problem = check_settings(_backend(asked), settings, keys_only=kind != "dynamic")
         if problem:
             raise OptionError(f"--rdzv-conf {quote(asked.settings)}: {problem}")
     if kind == "static" and not 0 <= (asked.node_rank or 0) < most:
         places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
         raise OptionError(f"--node-rank {asked.node_rank}: with {counted(most, 'node')} {places}")
+
+
+def _backend(asked: MeetingRequest) -> str:
+    return C10D if asked.standalone else asked.backend
 
 
 def parse_settings(text: str) -> tuple[tuple[str, str], ...]:
@@ -194,5 +198,12 @@ def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:
             f"{option} has no effect with {'--standalone' if asked.standalone else way}"
             for option, value in given.items()
             if value is not None
+        ]
+    if settings := parse_settings(asked.settings):
+        from dsl.rendezvous.settings import unknown_settings
+
+        texts += [
+            f"--rdzv-conf {key} has no effect: backend {_backend(asked)} has no such setting"
+            for key in unknown_settings(_backend(asked), settings)
         ]
     return [Notice("warning", text) for text in texts]

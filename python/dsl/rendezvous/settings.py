@@ -1,11 +1,13 @@
 """The settings of torch's rendezvous backends, checked before torch is asked: ``--rdzv-conf``.
 
-torch ignores a key that it does not know, so a typing error would leave a timeout at its default.
+torch ignores a key that it does not know, so a typing error would leave a timeout at its default. But files
+that people use have keys that no backend knows. So a key that resembles a known one is an error, and any
+other brings a warning.
 """
 
 from __future__ import annotations
 
-from dsl.lists import parse_number, parse_seconds
+from dsl.lists import parse_number, parse_seconds, quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _DYNAMIC = {
     "rank": "text",
 }
 KNOWN: dict[str, dict[str, str]] = {
+    # dsl checks these values where it uses them.
+    "static": dict.fromkeys(("timeout", "keep_alive_interval", "keep_alive_max_attempt", "rank"), "text"),
     "c10d": {**_DYNAMIC, "store_type": "store", "is_host": "yes or no"},
     "etcd-v2": {
         **_DYNAMIC,
@@ -69,23 +73,28 @@ DEFAULTS = {
 }
 """torch's defaults, in seconds or counts."""
 
+SIMILAR = 0.85
+"""How much a key resembles the one that is meant, at least: ``joint_timeout`` does, ``rdzv_timeout`` not."""
 
-def check_settings(backend: str, settings: Iterable[tuple[str, str]]) -> str:
+
+def check_settings(backend: str, settings: Iterable[tuple[str, str]], *, keys_only: bool = False) -> str:
     """The problem with the settings of a backend, as one line; empty without a problem."""
-    known = KNOWN.get(backend)
-    if known is None:
-        return ""
-    for key, value in settings:
-        if key not in known:
-            from difflib import get_close_matches
+    for key in unknown_settings(backend, settings):
+        from difflib import get_close_matches
 
-            near = get_close_matches(key.replace("-", "_").lower(), known, 1, 0.8)
-            advice = f"did you mean {near[0]}?" if near else f"it knows {', '.join(sorted(known))}"
-            return f"backend {backend} has no setting {key!r}, {advice}"
-        is_right, expected = KINDS[known[key]]
+        near = get_close_matches(key.replace("-", "_").lower(), KNOWN[backend], 1, SIMILAR)
+        if near and not any(key in known for known in KNOWN.values()):
+            return f"backend {backend} has no setting {quote(key)}, did you mean {near[0]}?"
+    for key, value in () if keys_only else settings:
+        is_right, expected = KINDS[KNOWN.get(backend, {}).get(key, "text")]
         if not is_right(value.strip()):
-            return f"setting {key}={value!r} of backend {backend} is wrong, expected {expected}"
+            return f"setting {key}={quote(value)} of backend {backend} is wrong, expected {expected}"
     return ""
+
+
+def unknown_settings(backend: str, settings: Iterable[tuple[str, str]]) -> list[str]:
+    """The keys that a backend does not know; of a backend that we do not know ourselves, none."""
+    return [shorten(key) for key, _ in settings if key not in KNOWN.get(backend, {key})]
 
 
 def number(settings: Iterable[tuple[str, str]], key: str) -> int:

@@ -22,7 +22,7 @@ from dsl.lists import with_port
 from dsl.machine.network import is_own_address, resolve
 from dsl.model.job import MeetingPoint
 from dsl.rendezvous.delegate_messages import Open
-from dsl.rendezvous.settings import number
+from dsl.rendezvous.settings import number, unknown_settings
 from dsl.rendezvous.store_messages import News, StateChanged
 from dsl.rendezvous.view import Node, View, read_state
 
@@ -187,6 +187,8 @@ def open_site(order: Open) -> Site:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     point = order.point
+    unknown = unknown_settings(point.backend, point.settings)  # torch refuses some of them
+    settings = {key: value for key, value in point.settings if key not in unknown}
 
     def parameters(**more: object) -> Any:
         return RendezvousParameters(
@@ -196,7 +198,7 @@ def open_site(order: Open) -> Site:
             min_nodes=point.least_nodes,
             max_nodes=order.max_nodes,
             local_addr=point.local_address or None,
-            **{**dict(point.settings), **more},
+            **{**settings, **more},
         )
 
     site = Site(order)

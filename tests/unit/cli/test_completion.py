@@ -57,8 +57,8 @@ HOSTS = "worker-0 slots=2\n$(id) slots=1\na;b slots=1\nworker-1 slots=1\n"
 @pytest.mark.parametrize(
     "asked, expected",
     [
-        (("FILTER", "dsl", "", "hosts"), ["worker-0\t2 slots", "worker-1\t1 slots"]),
-        (("FILTER", "dsl", "worker-1", "hosts"), ["worker-1\t1 slots"]),
+        (("FILTER", "dsl", "", "hosts"), ["worker-0\t2 slots", "worker-1\t1 slot"]),
+        (("FILTER", "dsl", "worker-1", "hosts"), ["worker-1\t1 slot"]),
         (("FILTER", "dsl", "x", "hosts"), []),
         (("FILTER", "dsl", "", "missing"), []),
         (("FILTER", "dsl", "", "broken"), []),

@@ -110,6 +110,8 @@ def test_the_kind_of_a_job_and_its_meeting_point(
             OptionError,
             "--rdzv-conf 'joint_timeout=5': backend c10d has no setting 'joint_timeout', did you mean",
         ),
+        ({"rdzv_conf": "time_out=5"}, OptionError, "backend static has no setting 'time_out', did you mean"),
+        ({"standalone": True, "rdzv_conf": "ishost=1"}, OptionError, "backend c10d has no setting 'ishost'"),
         ({"rdzv_conf": "a=1,,b=2"}, OptionError, "but there is ''"),
         ({"rdzv_conf": "=1"}, OptionError, "but there is '=1'"),
         ({"rdzv_conf": "a="}, OptionError, "but there is 'a='"),
@@ -239,6 +241,22 @@ def test_the_name_of_a_job_is_the_users_unless_the_node_is_alone(wish: dict[str,
             ],
         ),
         ({"max_nodes": 3, "rdzv_backend": "c10d"}, []),
+        *[
+            (
+                {**wish, "rdzv_conf": "rdzv_backend=c10d,timeout=9,overlap_timeout=600"},
+                [
+                    f"--rdzv-conf {key} has no effect: backend {backend} has no such setting"
+                    for key in ("rdzv_backend", "overlap_timeout")
+                ],
+            )
+            for backend, wish in (
+                ("static", {**TWO, "node_rank": 1}),
+                ("static", {}),
+                ("c10d", {"standalone": True}),
+                ("c10d", {**NODES, "rdzv_backend": "c10d"}),
+                ("etcd", {**NODES, "rdzv_backend": "etcd"}),
+            )
+        ],
         (
             {"max_nodes": 3, "rdzv_backend": "c10d", "node_rank": 2},
             ["--node-rank has no effect with --rdzv-backend c10d"],
