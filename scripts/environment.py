@@ -94,7 +94,7 @@ def needs(wanted: argparse.Namespace, *, is_new: bool) -> list[Need]:
     if wanted.tests and shutil.which("kill") is None:
         found.append(Need("the program kill, by which tests send signals", ("procps",)))
     if wanted.shells:
-        shells = [name for name in ("zsh", "fish", "mandoc", "less") if shutil.which(name) is None]
+        shells = [name for name in ("zsh", "fish", "tcsh", "mandoc", "less") if shutil.which(name) is None]
         shells += [] if os.path.exists(BASH_COMPLETION) else ["bash-completion"]
         found += [Need("tests of completion and man pages", tuple(shells), is_must=False)] if shells else []
     if wanted.cluster and may_install():

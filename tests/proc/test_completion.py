@@ -159,6 +159,28 @@ def test_a_shell_completes(complete: Complete, monkeypatch: pytest.MonkeyPatch) 
     assert dict(zip(LINES, found, strict=True)) == {case: expected for case, (_, expected) in LINES.items()}
 
 
+def test_tcsh_completes(place: Path) -> None:
+    """It is loaded from a file: ``eval`` would join the lines."""
+    lines = {
+        "dslrun --nproc-p": "dslrun --nproc-per-node",
+        "dslrun --start-method forks": "dslrun --start-method forkserver",
+        "dsl --start_method=forks": "dsl --start_method=forkserver",
+        "dsl --hostfile hosts": "dsl --hostfile hosts",
+        "dsl -i node": "dsl -i node-1",
+        "dsl --num_gpus 2 trai": "dsl --num_gpus 2 train.py",
+        "dsl-warm sto": "dsl-warm stop",
+    }
+    (place / "short").write_text("node-1 slots=1\n")
+    environ = {"TERM": "xterm", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-1", "HOME": str(place)}
+    with terminal([shell_at("tcsh"), "-f"], environ, size=(200, 400)) as screen:
+        screen.press(b"set prompt='rea''dy> '; dslrun --print-completion tcsh > script; source script\n")
+        for line, expected in lines.items():
+            screen.showed("ready> ")
+            screen.press(f"{line}\t".encode())
+            screen.showed(expected)
+            screen.press(b"\x15\n")
+
+
 def test_the_other_spelling_of_an_option_is_completed(complete: Complete) -> None:
     """Zsh turns it into that of the help."""
     assert complete("dsl --num-g")[0] in ("dsl --num-gpus", "dsl --num_gpus")

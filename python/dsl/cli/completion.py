@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dsl.cli.completion_scripts import ASKED, WRITERS
-from dsl.cli.parser import SHELLS, Parser
+from dsl.cli.parser import PRINT_COMPLETION, SHELLS, Parser
 from dsl.errors import DslError
 from dsl.lists import counted
 from dsl.model.request import DEFAULT_HOSTFILE
@@ -128,7 +128,7 @@ def _jobs(environ: Mapping[str, str], *, with_ended: bool) -> Iterator[tuple[str
 
 
 def reply(words: Sequence[str]) -> bool:
-    """Print what a command line that begins with ``--completion`` asks for; false: it is a mistake.
+    """Print what a command line that begins with ``--completion`` asks for; false: it asks for nothing.
 
     Users name a shell and get its script. The scripts write ``--completion KIND COMMAND WORD HOSTFILE``.
     """
@@ -137,7 +137,8 @@ def reply(words: Sequence[str]) -> bool:
 
     option, equals, shell = words[0].partition("=")
     shell = shell if equals else "".join(words[1:2])
-    if option == "--completion" and len(words) == (1 if equals else 2) and shell in SHELLS:
+    is_script = option in ("--completion", *PRINT_COMPLETION)
+    if is_script and len(words) == (1 if equals else 2) and shell in SHELLS:
         show_text(WRITERS[shell](parsers()).rstrip("\n"))
     elif option == "--completion" and len(words) == 5 and words[1] in ASKED:
         kind, command, word, hostfile = words[1:]

@@ -1,4 +1,4 @@
-"""The completion scripts of bash, zsh and fish, made from the parsers of all commands.
+"""The completion scripts of bash, zsh, fish and tcsh, made from the parsers of all commands.
 
 Options, choices, files and directories stand in the script. It asks ``dsl --completion`` for hosts and jobs,
 which change, and for signals, which stand in lists.
@@ -276,7 +276,26 @@ def fish(parsers: Sequence[HelpParser]) -> str:
     return _filled(FISH, "fish", parsers, VALUES=cases, COMMANDS=commands)
 
 
-WRITERS = {"bash": bash, "zsh": zsh, "fish": fish}
+def tcsh(parsers: Sequence[HelpParser]) -> str:
+    """The script for tcsh, which cannot tell our options from those behind the script."""
+    commands = []
+    for parser in parsers:
+        kinds = {"PATH": "f", "DIR": "d", "COMMAND": "c", "-": "n", "": "n"}
+        ask = "`dsl --completion {} " + parser.prog + " '' '' | cut -f1`"
+        kinds |= {kind: ask.format(kind) for kind in ASKED}
+        rules = []
+        for option in filter(_takes_value, _options_of(parser)):
+            offered = kinds.get(_value(option)) or f"({_value(option)})"
+            for name in option.option_strings:
+                rules += [f"n@{name}@{offered}@", *([f"c@{name}=@{offered}@"] if name[1] == "-" else [])]
+        names = [name[2:] for name in _spellings(parser)[0] if name.startswith("--")]
+        kind = _kind(parser.operand())
+        rules += [f"c@--@({' '.join(names)})@", f"p@*@{kinds.get(kind) or f'({kind})'}@"]
+        commands.append(" ".join(["complete", parser.prog, *map(_quoted, rules)]))
+    return _filled("\n@COMMANDS@\n", "tcsh", parsers, COMMANDS=commands)
+
+
+WRITERS = {"bash": bash, "zsh": zsh, "fish": fish, "tcsh": tcsh}
 
 
 def _options_of(parser: HelpParser) -> list[argparse.Action]:

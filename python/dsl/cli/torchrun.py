@@ -50,7 +50,7 @@ def main(
 
 
 def _run(argv: Sequence[str], line: CommandLine) -> int:
-    if argv and argv[0].startswith("--completion"):
+    if argv and argv[0].startswith(("--completion", "--print")):
         from dsl.cli.completion import reply
 
         if reply(argv):
