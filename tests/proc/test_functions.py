@@ -180,6 +180,25 @@ def test_a_signal_death_is_told_as_one() -> None:
 
 
 @pytest.mark.guarantee("G3")
+@pytest.mark.timeout(240)  # torch is imported four times
+@pytest.mark.needs_package("torch")
+def test_the_error_handler_that_a_site_has_in_torch_hears_of_functions() -> None:
+    words = [sys.executable, str(PROGRAMS / "site_handler.py")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=200)
+    heard = [line for line in done.stderr.splitlines() if line.startswith("handler: ")]
+    assert heard == [
+        *("handler: begin works", "handler: success"),
+        *("handler: begin fails", "handler: exception bad batch"),
+        "handler: begin is_killed",
+    ]
+    result, failed, killed = re.split(r"\n(?=\n=)", done.stdout)
+    assert result == "{0: 7}"
+    assert "ValueError: bad batch" in failed
+    assert "GPU 3" not in failed
+    assert re.search(r"traceback : Signal 9 \(SIGKILL\) received by PID \d+\nGPU 3 has .* see True", killed)
+    assert "\x07" not in killed
+
+
 def test_the_last_words_of_a_program_are_evidence() -> None:
     """The program knows nothing of error files."""
     error = fails(sys.executable, "-c", "raise ValueError('of a program')")

@@ -48,7 +48,7 @@ def _run(call_path: str, result_path: str, local_rank: str) -> None:
     result = None
     try:
         function, args = _read_call(call_path)
-        result = function(
+        result = _heard(function)(
             *[arg.replace(LOCAL_RANK_MACRO, local_rank) if type(arg) is str else arg for arg in args]
         )
     except SystemExit as end:
@@ -78,6 +78,17 @@ def _read_call(path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     finally:
         del current._inheriting  # noqa: SLF001
     return function, args
+
+
+def _heard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch's ``@record`` has it, if the site has an error handler of its own there.
+
+    A site replaces ``get_error_handler`` of torch. If the call has imported no torch, nobody has.
+    """
+    errors: Any = sys.modules.get("torch.distributed.elastic.multiprocessing.errors")
+    handler = None if errors is None else errors.get_error_handler()
+    is_usual = errors is None or type(handler) is errors.ErrorHandler
+    return function if is_usual else errors.record(function, handler)
 
 
 def open_private(path: str) -> BinaryIO:
@@ -132,7 +143,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _record(error: BaseException) -> bool:
-    """Write the record that torch's ``@record`` writes (torch 2.13), unless there already is one.
+    """Write the record that torch's ``@record`` writes (torch 2.15), unless there already is one.
 
     Returns whether it was written.
     """

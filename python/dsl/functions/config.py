@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # Not one of our frozen records: users change, copy and inspect a config as they do with torch's dataclass.
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ MEETING_TIMEOUT_S = 900
 
 @dataclass
 class LaunchConfig:
-    """How to start a group of workers. The first fields are those of torch 2.13, in its order.
+    """How to start a group of workers. The first fields are those of torch 2.15, in its order.
 
     As in torch, the fields are resolved and checked when you make a config. The launch checks them again.
 
@@ -71,7 +72,8 @@ class LaunchConfig:
     ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` in this process's environment, else 30).
 
     Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``,
-    monitor_interval (nothing is polled), metrics_cfg, event_log_handler.
+    monitor_interval (nothing is polled), metrics_cfg, event_log_handler, exit_barrier_timeout (torch has it
+    after 2.15).
 
     start_method: ``forkserver`` imports once and forks the workers; ``warm`` also keeps what was imported for
     the next launch, of any process, for warm_for_s seconds (None: 600), unless all that is kept needs more
@@ -117,6 +119,7 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
+    exit_barrier_timeout: float | None = None
     log_dir: str | None = None
     redirects: str | int | Mapping[int, int] = ""
     tee: str | int | Mapping[int, int] = ""
@@ -157,6 +160,8 @@ class LaunchConfig:
         timeout_s = self.rdzv_configs.get("timeout", MEETING_TIMEOUT_S)
         timeout_s = timeout_s if self.rdzv_timeout == -1 else self.rdzv_timeout
         self.rdzv_configs = {**self.rdzv_configs, "timeout": timeout_s}
+        if self.numa_options is None:
+            self.numa_options = _default_numa_options(self.nproc_per_node)
         _check_values(self)
 
 
@@ -341,6 +346,20 @@ def _default_timeout_s() -> int:
 def _grace_s(config: LaunchConfig) -> float:
     given = config.shutdown_timeout if config.grace_s is None else config.grace_s
     return float(_default_timeout_s() if given is None else given)
+
+
+def _default_numa_options(nproc_per_node: int | str) -> Any:
+    """What a site has set in torch for nodes with a worker for each device, if this program has imported it.
+
+    torch itself has no such options, so the devices are looked up only where a site has set some.
+    """
+    utils, torch = sys.modules.get("torch._utils_internal"), sys.modules.get("torch")
+    try:
+        options = utils.get_default_numa_options()  # type: ignore[union-attr]
+        is_each = options is not None and torch.accelerator.device_count() == nproc_per_node  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):  # there is no torch, it has no such function, or no device answers
+        return None
+    return options if is_each else None
 
 
 def _numa_mode(options: Any) -> str | None:

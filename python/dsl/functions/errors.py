@@ -1,6 +1,6 @@
 """Failed workers as a typed error, with the attributes that users of torch's ``ChildFailedError`` read.
 
-The names and attributes are those of torch.distributed.elastic.multiprocessing.errors (torch 2.13). We do not
+The names and attributes are those of torch.distributed.elastic.multiprocessing.errors (torch 2.15). We do not
 import torch: unless your program has imported torch's class, name the class of this module in ``except``.
 """
 

@@ -1,4 +1,4 @@
-"""The failure summary in the shape of torchrun's (torch 2.13), which people and their log parsers know.
+"""The failure summary in the shape of torchrun's (torch 2.15), which people and their log parsers know.
 
 Where torch can say the same, our bytes are the same, with these exceptions:
 
@@ -12,6 +12,8 @@ Where torch can say the same, our bytes are the same, with these exceptions:
 """
 
 from __future__ import annotations
+
+import sys
 
 from dsl.printable import printable
 from dsl.report.verdict import name_workers
@@ -136,6 +138,19 @@ def _account(failure: Failure, evidence: Sequence[str] = (), *, has_traceback: b
 
 
 def _own_account(failure: Failure) -> str:
+    account = _plain_account(failure)
+    errors = sys.modules.get("torch.distributed.elastic.multiprocessing.errors")
+    if errors is None or failure.exitcode >= 0:
+        return account
+    try:  # a site's handler may know more of a death by a signal; older versions of torch do not ask it
+        path = failure.error_file or NOT_AVAILABLE
+        told = errors.get_error_handler().maybe_enrich_signal_failure_message(account, path)
+        return "\n".join([printable(line) for line in told.split("\n")])
+    except Exception:  # noqa: BLE001  code of the site, which must not hide the failure
+        return account
+
+
+def _plain_account(failure: Failure) -> str:
     recorded = failure.recorded
     text = recorded and (recorded.traceback or recorded.message)
     if recorded is None or not text:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ class NumaOptions:
 
 
 def test_the_first_fields_are_torchs_in_its_order() -> None:
-    """Source: torch.distributed.launcher.api.LaunchConfig of torch 2.13."""
+    """Source: torch.distributed.launcher.api.LaunchConfig of torch 2.15."""
     names = [field.name for field in dataclasses.fields(LaunchConfig)]
     assert names[:23] == [
         *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint"),
@@ -66,6 +67,33 @@ def test_the_first_fields_are_torchs_in_its_order() -> None:
         *("signals_to_handle", "duplicate_stdout_filters", "duplicate_stderr_filters"),
         *("virtual_local_rank", "shutdown_timeout"),
     ]
+
+
+@pytest.mark.parametrize(
+    "options, count, expected",
+    [
+        (NumaOptions(), 8, "node"),
+        (NumaOptions(), 4, None),
+        (None, 8, None),
+        (NumaOptions(), RuntimeError, None),
+    ],
+)
+def test_numa_options_that_a_site_has_set_in_torch_hold_if_each_device_has_a_worker(
+    options: object, count: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The devices are those of any accelerator."""
+
+    def device_count() -> int:
+        if count is RuntimeError:
+            raise RuntimeError("the driver does not answer")
+        return int(count)
+
+    utils = SimpleNamespace(get_default_numa_options=lambda: options)
+    torch = SimpleNamespace(accelerator=SimpleNamespace(device_count=device_count))
+    monkeypatch.setitem(sys.modules, "torch._utils_internal", utils)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert request(nproc_per_node=8).placement.numa_binding == expected
+    assert request(nproc_per_node=8, numa_options="socket").placement.numa_binding == "socket"
 
 
 def test_every_field_is_documented() -> None:
@@ -142,7 +170,7 @@ def test_fields_become_a_request_for_output(fields: dict[str, Any], expected: di
 
 
 def test_the_grace_comes_from_the_environment_if_no_field_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in torch 2.13: resolved when the config is made, so that programs can read it back."""
+    """As in torch 2.15: resolved when the config is made, so that programs can read it back."""
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     first = config_of()
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
@@ -154,7 +182,7 @@ def test_the_grace_comes_from_the_environment_if_no_field_names_it(monkeypatch: 
 
 
 def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
-    """As in torch 2.13; the dict that was given stays the caller's."""
+    """As in torch 2.15; the dict that was given stays the caller's."""
     given = {"rank": 0}
     assert config_of(rdzv_configs=given).rdzv_configs == {"rank": 0, "timeout": 900}
     assert config_of(rdzv_timeout=60).rdzv_configs == {"timeout": 60}

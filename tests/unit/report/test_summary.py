@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 import unicodedata
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,6 +137,33 @@ def test_evidence_stands_in_place_of_the_hint_and_belongs_to_the_cause_alone() -
 def test_the_account_of_a_failure(fields: dict[str, Any], account: str) -> None:
     failure = a_failure(**fields)
     assert f"\n  traceback : {account}\n===" in format_summary("t", [failure], failure)
+
+
+@pytest.mark.parametrize(
+    "handler, account",
+    [
+        (object, "Signal 9 (SIGKILL) received by PID 4"),  # torch before 2.15
+        (
+            lambda: SimpleNamespace(
+                maybe_enrich_signal_failure_message=lambda text, path: f"{text} at {path}"
+            ),
+            "Signal 9 (SIGKILL) received by PID 4 at <N/A>",
+        ),
+        (
+            lambda: SimpleNamespace(maybe_enrich_signal_failure_message=lambda _text, _path: None),
+            "Signal 9 (SIGKILL) received by PID 4",
+        ),
+    ],
+)
+def test_a_handler_of_the_site_may_say_more_of_a_death_by_a_signal(
+    handler: object, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = SimpleNamespace(get_error_handler=handler)
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing.errors", errors)
+    killed = a_failure(exitcode=-9, pid=4)
+    assert f"traceback : {account}\n" in format_summary("t.py", [killed], killed)
+    failed = a_failure(exitcode=9, pid=4)
+    assert " at <N/A>" not in format_summary("t.py", [failed], failed)
 
 
 def test_failures_in_one_second_show_its_fraction() -> None:
