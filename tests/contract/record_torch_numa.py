@@ -1,6 +1,6 @@
-"""Record what torch 2.13 binds workers to into ``golden/torch_numa.json``. Not part of a test run.
+"""Record what torch 2.15 binds workers to into ``golden/torch_numa.json``. Not part of a test run.
 
-From the root of the repository, with a Python that has torch 2.13 and this package::
+From the root of the repository, with a Python that has torch 2.15 and this package::
 
     python -m tests.contract.record_torch_numa
 
@@ -55,20 +55,23 @@ def _ask(machine: Machine, folder: str, mode: str, rank: int) -> str:
             pci_domain_id=int(domain, 16), pci_bus_id=int(bus, 16), pci_device_id=int(device, 16)
         )
 
-    cuda = import_module("torch").cuda
+    torch: Any = import_module("torch")
+    module = SimpleNamespace(get_device_properties=properties)
     with (
         mock.patch.object(
             builtins, "open", lambda path, *args, **kwargs: opener(moved(path), *args, **kwargs)
         ),
         mock.patch.object(os, "listdir", lambda path=".": listdir(moved(path))),
         mock.patch.object(os, "sched_getaffinity", return_value=machine.cpus()),
-        mock.patch.object(cuda, "device_count", return_value=len(machine.gpus)),
-        mock.patch.object(cuda, "get_device_properties", properties),
+        mock.patch.object(torch.accelerator, "is_available", return_value=True),
+        mock.patch.object(torch.accelerator, "device_count", return_value=len(machine.gpus)),
+        mock.patch.object(torch.accelerator, "current_accelerator", return_value=None),
+        mock.patch.object(torch, "get_device_module", return_value=module),
         mock.patch.object(binding.shutil, "which", return_value="/usr/bin/numactl"),
     ):
         options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
         try:
-            cpus = binding._get_validated_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
+            cpus = binding._get_validated_logical_cpus_to_bind_to(device_index=rank, numa_options=options)
         except Exception as error:  # noqa: BLE001  whatever it raises is the answer
             return type(error).__name__
         return format_ranges(sorted(cpus))

@@ -1,6 +1,6 @@
-"""Record what torch 2.13 says of failed workers into ``golden/torch_summary.json``. Not part of a test run.
+"""Record what torch 2.15 says of failed workers into ``golden/torch_summary.json``. Not part of a test run.
 
-From the root of the repository, with a Python that has torch 2.13::
+From the root of the repository, with a Python that has torch 2.15::
 
     python -m tests.contract.record_torch_summary
 

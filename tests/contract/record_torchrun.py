@@ -1,10 +1,10 @@
-"""Record what torchrun of torch 2.13 does into ``golden/torchrun_*.json``. Not part of a test run.
+"""Record what torchrun of torch 2.15 does into ``golden/torchrun_*.json``. Not part of a test run.
 
-From the root of the repository, with a Python that has torch 2.13::
+From the root of the repository, with a Python that has torch 2.15::
 
     python -m tests.contract.record_torchrun
 
-(torchrun_nodes.json alone: ``python -m tests.contract.record_torchrun nodes``; it was made with torch 2.15.)
+(torchrun_nodes.json alone: ``python -m tests.contract.record_torchrun nodes``.)
 
 Each file says how it was obtained and holds the cases: what torchrun was asked, and what it answered. Nothing in
 it is written by hand. Real workers are started, on a machine where no device of an accelerator is needed.

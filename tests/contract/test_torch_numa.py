@@ -1,4 +1,4 @@
-"""The CPUs of each worker against those that torch 2.13 would bind it to (golden/torch_numa.json)."""
+"""The CPUs of each worker against those that torch 2.15 would bind it to (golden/torch_numa.json)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failure summary and the typed failures against those of torch 2.13 (golden/torch_summary.json)."""
+"""The failure summary and the typed failures against those of torch 2.15 (golden/torch_summary.json)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Case = tuple[list[str], dict[str, str], dict[str, Any]]
 
 NAME = "torchrun_options"
 
-OUR_CHOICES = {"start_method": ("warm", "auto")}
+OUR_CHOICES = {"start_method": ("warm", "auto"), "print_completion": ("fish",)}
 """Values that torchrun's options have here alone."""
 
 

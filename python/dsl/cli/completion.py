@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from dsl.cli.completion_scripts import ASKED, WRITERS
-from dsl.cli.parser import PRINT_COMPLETION, SHELLS, Parser
+from dsl.cli.options import SHELLS
+from dsl.cli.parser import Parser
 from dsl.errors import DslError
 from dsl.lists import counted
 from dsl.model.request import DEFAULT_HOSTFILE
@@ -137,7 +138,7 @@ def reply(words: Sequence[str]) -> bool:
 
     option, equals, shell = words[0].partition("=")
     shell = shell if equals else "".join(words[1:2])
-    is_script = option in ("--completion", *PRINT_COMPLETION)
+    is_script = option in ("--completion", "--print-completion", "--print_completion")
     if is_script and len(words) == (1 if equals else 2) and shell in SHELLS:
         show_text(WRITERS[shell](parsers()).rstrip("\n"))
     elif option == "--completion" and len(words) == 5 and words[1] in ASKED:

@@ -32,6 +32,9 @@ DEFAULT_STOP = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_FORWARD = "SIGUSR1,SIGUSR2"
 """Signals that are only passed on."""
 
+SHELLS = ("bash", "zsh", "tcsh", "fish")
+"""The shells that can complete our commands."""
+
 SMALLEST_LOG = 64 * 1024
 LARGEST_LOG = 1 << 50
 

@@ -8,6 +8,7 @@ from dsl.cli.options import (
     DEFAULT_FORWARD,
     DEFAULT_STOP,
     OURS,
+    SHELLS,
     TORCHRUN,
     CommandLine,
     Option,
@@ -47,6 +48,10 @@ _OPTIONS = {
         value(
             TORCHRUN, "--monitor-interval", "SECONDS",
             "has no effect: a failure is noticed at once", 0.1, read=seconds,
+        ),
+        value(
+            OURS, "--exit-barrier-timeout", "SECONDS",
+            "has no effect: nodes end as soon as the job has ended on all of them", read=seconds,
         ),
     ),
     "where to meet": (
@@ -89,7 +94,7 @@ _OPTIONS = {
         ),
         value(TORCHRUN, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs"),
         value(
-            OURS, "--log-line-prefix-template", "TEXT",
+            TORCHRUN, "--log-line-prefix-template", "TEXT",
             "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
             is_text=True,
         ),
@@ -100,6 +105,7 @@ _OPTIONS = {
             choices=tuple(LOCAL_RANK_OPTIONS),
         ),
         flag(OURS, "--use-env", "the same as --local-rank-arg none"),
+        value(TORCHRUN, "--print-completion", "", "the same as --completion", choices=SHELLS),
     ),
 }  # fmt: skip
 

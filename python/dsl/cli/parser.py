@@ -16,7 +16,7 @@ from dsl.cli.help import (
     show_help,
     without_sisters,
 )
-from dsl.cli.options import TORCHRUN, BadValueError, is_free_text
+from dsl.cli.options import SHELLS, BadValueError, is_free_text
 from dsl.lists import shorten
 
 TYPE_CHECKING = False
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from dsl.cli.options import CommandLine, Option
 
 
-SHELLS = ("bash", "zsh", "fish", "tcsh")
-"""The shells that can complete our commands."""
-PRINT_COMPLETION = ("--print-completion", "--print_completion")
-"""What torchrun calls ``--completion``."""
 MOST_TOLD = 5
 """Most unknown options that an error message lists."""
 
@@ -93,12 +89,11 @@ class Parser(HelpParser):
             help="show what most jobs need, and exit",
         )  # fmt: skip
         self.add_standard("--help", text="show all options, and exit")
-        alone = ("--completion", *(PRINT_COMPLETION if line.origin == TORCHRUN else ()))
         self.add_argument(
-            *alone, action=_CompletionAction, dest="help", default=argparse.SUPPRESS,
+            "--completion", action=_CompletionAction, dest="help", default=argparse.SUPPRESS,
             choices=SHELLS, help="show the script by which a shell completes all commands of dsl, and exit",
         )  # fmt: skip
-        self._whole.update(("--version", *alone))
+        self._whole.update(("--version", "--completion"))
         self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
         action = self.add_argument(
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"

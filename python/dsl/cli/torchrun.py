@@ -57,6 +57,11 @@ def _run(argv: Sequence[str], line: CommandLine) -> int:
             return 0
     try:
         request, options = read(argv, os.environ, line)
+        if options.print_completion:
+            from dsl.cli.completion import reply
+
+            reply(("--completion", options.print_completion))
+            return 0
         asked = request.program
         stray = COMMAND.stray_flags(argv, asked.script, asked.args, line.slips)
         COMMAND.show([*stray, *signal_notices(options)], request.log_level)

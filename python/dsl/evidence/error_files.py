@@ -99,7 +99,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 
 def read_error_file(path: str) -> ErrorRecord | None:
-    """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.13).
+    """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.15).
 
     None if there is no regular file (links are not followed), or if it holds no whole record. Values of the
     wrong type are left out. Never raises, never waits for a writer.

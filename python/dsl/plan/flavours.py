@@ -1,6 +1,6 @@
 """The two families of launchers as data: what their workers find in the environment and in their arguments.
 
-Sources: the launcher of DeepSpeed 0.19.8 and the agent of torchrun (torch 2.13), whose answers are recorded
+Sources: the launcher of DeepSpeed 0.19.8 and the agent of torchrun (torch 2.15), whose answers are recorded
 in the contract tests. DeepSpeed sets no NODE_RANK, but we do: Lightning reads NODE_RANK, and without it
 every node believes that it is the first.
 """

@@ -74,7 +74,7 @@ DEFAULTS = {
 """torch's defaults, in seconds or counts."""
 
 SIMILAR = 0.85
-"""How much a key resembles the one that is meant, at least: ``joint_timeout`` does, ``rdzv_timeout`` not."""
+"""How much a slip resembles a known key, at least: ``joint_timeout`` does, ``rdzv_timeout`` does not."""
 
 
 def check_settings(backend: str, settings: Iterable[tuple[str, str]], *, keys_only: bool = False) -> str:

@@ -73,6 +73,20 @@ def test_an_answer(asked: tuple[str, str, str, str], expected: list[str]) -> Non
     assert answer(*asked, facts) == expected
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--print-completion tcsh",
+        "--print_completion=tcsh",
+        "--nnodes 1 --print-completion tcsh t.py",
+        "--completion tcsh",
+    ],
+)
+def test_dslrun_prints_a_script_as_torchrun_does(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert torchrun.main(line.split()) == 0
+    assert "complete dslrun '" in capfd.readouterr().out
+
+
 def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler_or_this_one() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[3-4]"}
     found = answer("FILTER", "dsl", "", "", make_facts(environ=environ))
@@ -107,7 +121,7 @@ def test_each_command_prints_the_script_for_all(
     "words, said",
     [
         ("--completion", "argument --completion: expected one argument"),
-        ("--completion tcsh", "argument --completion: invalid choice: 'tcsh'"),
+        ("--completion ksh", "argument --completion: invalid choice: 'ksh'"),
         ("--completion bash train.py", "--completion stands alone, as in dsl --completion bash"),
         ("-q --completion zsh", "--completion stands alone, as in dsl --completion zsh"),
         ("--completion FILTER dsl", "argument --completion: invalid choice: 'FILTER'"),

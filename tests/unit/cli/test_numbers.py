@@ -53,6 +53,7 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("dslrun", "node_rank"): (NO_COUNTS, "--nnodes 2 --master-addr h"),
     ("dslrun", "max_restarts"): (("-1", *NO_COUNTS), ""),
     ("dslrun", "monitor_interval"): (NO_SECONDS, ""),
+    ("dslrun", "exit_barrier_timeout"): (NO_SECONDS, ""),
     ("dslrun", "master_port"): (("65536", *NO_COUNTS), ""),
     ("dslrun", "rdzv_endpoint"): (tuple(f"h:{text}" for text in ("65536", *NO_COUNTS)), ""),
     ("dslrun", "signals_to_handle"): (("KILL", "9", "32"), ""),

@@ -127,7 +127,7 @@ TORCH: dict[str, tuple[str, str, Any]] = {
 }
 FIELDS = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 # Options that torchrun has and that change nothing here, and those that have a test of their own below.
-WITHOUT_EFFECT = {"monitor_interval", "event_log_handler"}
+WITHOUT_EFFECT = {"monitor_interval", "exit_barrier_timeout", "event_log_handler", "print_completion"}
 APART = {"doctor", "nnodes", "run_path", "use_env", "preempt_signal"}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 

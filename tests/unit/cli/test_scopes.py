@@ -119,6 +119,8 @@ TORCH = {
     "role": Case("r"),
     "max_restarts": Case("3"),
     "monitor_interval": Case("5"),
+    "exit_barrier_timeout": Case("600"),
+    "print_completion": Case("zsh"),
     "master_addr": Case("10.0.0.1", with_="--nnodes 2"),
     "master_port": Case("29501"),
     "local_addr": Case("10.0.0.1"),
@@ -144,6 +146,8 @@ CHECKED = "it is checked and has no effect on a job of this version"
 SHOWS = "the devices are looked up to be shown, by the one node that plans and starts nothing"
 WITHOUT_EFFECT = {
     ("dslrun", "monitor_interval"): CHECKED,
+    ("dslrun", "exit_barrier_timeout"): CHECKED,
+    ("dslrun", "print_completion"): "the command prints a script in place of a job",
     ("dslrun", "rdzv_conf"): CHECKED,
     ("dslrun", "event_log_handler"): CHECKED,
 }

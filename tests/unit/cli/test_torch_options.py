@@ -53,7 +53,7 @@ OURS = {
         "--local-rank-arg",
     ),
     *("--use-env", "--forward-signals", "--preempt-signal", "--preempt-grace", "--signal-scope"),
-    "--log-line-prefix-template",
+    "--exit-barrier-timeout",
 }
 VALUES = ["2", "-1", "a:0,1", "run", "x y", "", "-", "--", "t.py", "1:2", "--x", "3"]
 words = st.one_of(
