@@ -56,6 +56,18 @@ def test_a_test_that_says_nothing_about_devices_has_none(dsl_command: Path) -> N
     assert "3 of 3 workers" in on_gpus(1, *line)
 
 
+@pytest.mark.parametrize("entry", ["number", "name"])
+def test_num_gpus_takes_the_first_of_the_devices_that_the_user_shows(entry: str, dsl_command: Path) -> None:
+    shown = ["6", "3", "7"]
+    if entry == "name":
+        answers = gpus.machine(8)["nvml"]
+        shown = [answers[f"uuid {number}"] for number in shown]
+    line = [str(dsl_command), "--num_gpus", "2", "--no_python", "--no_local_rank", "printenv"]
+    env = {"DS_ACCELERATOR": "", "CUDA_VISIBLE_DEVICES": ",".join(shown)}
+    found = on_gpus(8, *line, "CUDA_VISIBLE_DEVICES", env=env).splitlines()
+    assert [one.rpartition(" ")[2] for one in found] == [",".join(shown[:2])] * 2
+
+
 def test_a_command_ends_as_without(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.support.gpus", "1", "sh", "-c", "exit 7"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -349,10 +349,7 @@ def _grace_s(config: LaunchConfig) -> float:
 
 
 def _default_numa_options(nproc_per_node: int | str) -> Any:
-    """What a site has set in torch for nodes with a worker for each device, if this program has imported it.
-
-    torch itself has no such options, so the devices are looked up only where a site has set some.
-    """
+    """What a site has set in a torch that is imported, for nodes with a worker for each device."""
     utils, torch = sys.modules.get("torch._utils_internal"), sys.modules.get("torch")
     try:
         options = utils.get_default_numa_options()  # type: ignore[union-attr]

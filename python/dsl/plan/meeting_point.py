@@ -9,7 +9,7 @@ node can take part, the job is alone.
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError
-from dsl.lists import LAST_PORT, MOST_NODES, counted, has_odd_colon, parse_number, quote, with_port
+from dsl.lists import LAST_PORT, MOST_NODES, counted, has_odd_colon, parse_number, quote, shorten, with_port
 from dsl.model.job import MeetingKind, MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT, MeetingRequest
 
@@ -203,7 +203,7 @@ def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:
         from dsl.rendezvous.settings import unknown_settings
 
         texts += [
-            f"--rdzv-conf {key} has no effect: backend {_backend(asked)} has no such setting"
+            f"--rdzv-conf {shorten(key)} has no effect: backend {_backend(asked)} has no such setting"
             for key in unknown_settings(_backend(asked), settings)
         ]
     return [Notice("warning", text) for text in texts]

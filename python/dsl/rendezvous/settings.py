@@ -7,7 +7,7 @@ other brings a warning.
 
 from __future__ import annotations
 
-from dsl.lists import parse_number, parse_seconds, quote, shorten
+from dsl.lists import parse_number, parse_seconds, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def check_settings(backend: str, settings: Iterable[tuple[str, str]], *, keys_on
 
 def unknown_settings(backend: str, settings: Iterable[tuple[str, str]]) -> list[str]:
     """The keys that a backend does not know; of a backend that we do not know ourselves, none."""
-    return [shorten(key) for key, _ in settings if key not in KNOWN.get(backend, {key})]
+    return [key for key, _ in settings if key not in KNOWN.get(backend, {key})]
 
 
 def number(settings: Iterable[tuple[str, str]], key: str) -> int:

@@ -65,7 +65,7 @@ class OtherNodes:
         if event.has_dropped_us:
             self._say("the other nodes have missed this one and go on without it", "warning")
             return
-        self._say(f"{_nodes(names)} {_has(names)} left the job", "warning")
+        self._say(f"{_nodes(names, ' has', ' have')} left the job", "warning")
 
     def _hear_waiting(self, event: Awaiting) -> None:
         last = event.history.attempts[-1]
@@ -92,10 +92,8 @@ class OtherNodes:
         if met is None:
             return False
         again = f"starting all workers again with {counted(len(met.hosts), 'node')}"
-        changes = (
-            [f"{_nodes(met.joined)} {'joins' if len(met.joined) == 1 else 'join'}"] if met.joined else []
-        )
-        changes += [f"{_nodes(met.left)} {_has(met.left)} left"] if met.left else []
+        changes = [_nodes(met.joined, " joins", " join")] if met.joined else []
+        changes += [_nodes(met.left, " has left", " have left")] if met.left else []
         if not event.decision.counted:
             self._say(f"{', '.join(changes) or 'the nodes have changed'}: {again}", "info")
             return True
@@ -129,7 +127,7 @@ class OtherNodes:
             if others:
                 self._say(told(others[0]), "error")
             elif self._lost:
-                self._say(f"{_nodes(self._lost)} {_has(self._lost)} left, the job cannot go on", "error")
+                self._say(f"{_nodes(self._lost, ' has', ' have')} left, the job cannot go on", "error")
 
 
 def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
@@ -152,8 +150,9 @@ def _blame(failure: PeerFailure) -> str:
     return f"{who} {failure.host} failed with {failure.code}"
 
 
-def _nodes(names: Sequence[str]) -> str:
-    return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
+def _nodes(names: Sequence[str], is_one: str, are_many: str) -> str:
+    noun, verb = ("nodes", are_many) if len(names) > 1 else ("node", is_one)
+    return f"{noun} {', '.join(names)}{verb}"
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
@@ -166,7 +165,3 @@ def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
         else:
             found.append(name)
     return tuple(found)
-
-
-def _has(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"
