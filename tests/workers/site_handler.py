@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing import errors
 from dsl.functions.launcher import ChildFailedError, LaunchConfig, elastic_launch
 
 
-class Handler(errors.ErrorHandler):
+class Handler(errors.ErrorHandler):  # type: ignore[misc]  # torch may not be installed
     """Writes down what it is told."""
 
     def set_entrypoint_fn_name(self, fn_name: str | None) -> None:

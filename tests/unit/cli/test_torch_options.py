@@ -155,7 +155,7 @@ EARLIER = [
     ("--logs_specs=mine --numa_binding=node --shutdown_timeout=3 t.py", {"grace": 3.0}),
     ("--duplicate_stdout_filters=a --duplicate_stderr_filters=b t.py", {"duplicate_stdout_filters": "a"}),
     ("--signals_to_handle=SIGTERM --virtual_local_rank t.py", {"virtual_local_rank": True}),
-    # Later than 2.13.
+    # Since 2.15.
     ("--log_line_prefix_template=${rank}: t.py", {"log_line_prefix_template": "${rank}:"}),
 ]
 

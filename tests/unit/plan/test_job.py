@@ -177,7 +177,7 @@ def test_num_gpus_takes_the_first_devices_of_each_accelerators_mask(
     name: str, variable: str, value: str, shown: str
 ) -> None:
     environ = {"DS_ACCELERATOR": name, variable: value}
-    machine = {"other_count": lambda *_: 8}
+    machine: dict[str, Any] = {"other_count": lambda *_: 8}
     plan = _node(environ, num_gpus=2, **machine)
     assert (len(plan.workers), plan.env[variable]) == (2, shown)
     with pytest.raises(FilterError, match=f"--num_gpus 5 is too many: {variable}={value} shows "):
