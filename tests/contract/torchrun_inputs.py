@@ -50,6 +50,9 @@ OPTION_LINES: list[tuple[str, dict[str, str]]] = [
     ("--shutdown_timeout 3 t.py", {}),
     ("--virtual-local-rank t.py", {}),
     ("--virtual_local_rank t.py", {}),
+    ("--log-line-prefix-template ${hostname}:${rank} t.py", {}),
+    ("--log_line_prefix_template=-x t.py", {}),
+    ("t.py", {"PET_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"}),
     # Several times, and values that look like something else.
     ("--nnodes 2 --nnodes 3 t.py", {}),
     ("--max-restarts -1 t.py", {}),
@@ -164,6 +167,16 @@ ENVIRONMENTS: list[tuple[str, str, dict[str, str]]] = [
     ("signals", "--signals-to-handle SIGTERM,SIGUSR2", {}),
     ("virtual local rank", "--virtual-local-rank", {}),
     ("virtual local rank of some", "--virtual-local-rank", {"CUDA_VISIBLE_DEVICES": "7, 5,3,GPU-1"}),
+    (
+        "virtual local rank on AMD",
+        "--virtual-local-rank",
+        {"HIP_VISIBLE_DEVICES": "6, 2,1,0", "CUDA_VISIBLE_DEVICES": "0,1"},
+    ),
+    (
+        "virtual local rank without HIP's devices",
+        "--virtual-local-rank",
+        {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3,2,1,0"},
+    ),
     ("devices", "", {"CUDA_VISIBLE_DEVICES": "7,5,3,1"}),
     ("threads", "", {"OMP_NUM_THREADS": "3"}),
     ("errors of NCCL", "", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}),

@@ -138,7 +138,7 @@ def reply(words: Sequence[str]) -> bool:
 
     option, equals, shell = words[0].partition("=")
     shell = shell if equals else "".join(words[1:2])
-    is_script = option in ("--completion", "--print-completion", "--print_completion")
+    is_script = option.replace("_", "-") in ("--completion", "--print-completion")
     if is_script and len(words) == (1 if equals else 2) and shell in SHELLS:
         show_text(WRITERS[shell](parsers()).rstrip("\n"))
     elif option == "--completion" and len(words) == 5 and words[1] in ASKED:

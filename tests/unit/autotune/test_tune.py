@@ -192,7 +192,7 @@ def test_what_others_use_on_a_device_does_not_count(hosts: ActiveHosts, memory: 
         ("--num_gpus 3", None, 80),  # 0 to 2
         ("--num_gpus 2", None, 5),  # two at a time: 0 and 1, 2 and 3
         ("--num_gpus 1", "1,0,2", 60),
-        ("--num_gpus 2", "1,2,3", 60),  # the job takes 0 and 1 whatever is visible, and so does an experiment
+        ("--num_gpus 2", "1,2,3", 80),  # the job takes 1 and 2, and so does an experiment
     ],
 )
 def test_memory_is_that_of_the_devices_that_experiments_get(

@@ -13,7 +13,7 @@ from dsl.errors import PortError
 from dsl.machine.ports import name_port_holder, pick_free_port, port_is_free
 
 
-@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::1", "::"])
+@pytest.fixture(params=["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::"])
 def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
     """A socket that listens the way a store does, on one address or all."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
