@@ -33,7 +33,15 @@ MAY_IMPORT_EXTENSION = {
     "dsl.forkserver.warm",
     "dsl.machine.sockets",
     "dsl.observe.warm_servers",
-    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.agent.statuses", "dsl.report.survey"),
+    *(
+        "dsl",
+        "dsl.spec",
+        "dsl.machine.ports",
+        "dsl.machine.this_process",
+        "dsl.control.hub",
+        "dsl.agent.statuses",
+        "dsl.report.survey",
+    ),
     "dsl.doctor.look",
     *(
         "dsl.forkserver.become",

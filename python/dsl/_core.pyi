@@ -46,6 +46,7 @@ __all__ = [
     "WorkerSpec",
     "__version__",
     "build_info",
+    "can_move_cursor",
     "connect",
     "is_in_job",
     "kernel_interfaces",
@@ -95,6 +96,9 @@ def probe_port(port: int) -> int:
 
     Returns the port. Raises OSError with the kernel's reason: taken, not permitted, no network.
     """
+
+def can_move_cursor() -> bool:
+    """Whether our terminal can redraw lines: not if ``TERM`` is missing or ``dumb``, nor in a notebook."""
 
 class EngineError(Exception):
     """Base of every error that the engine raises."""

@@ -62,6 +62,7 @@ def test_the_whole_help_has_colours_and_comes_in_the_pager(
         ({"TERM": "xterm"}, (80, 400), "dsl --help"),
         ({"TERM": "xterm"}, (80, 24), "dsl -h"),
         ({"TERM": "dumb"}, (80, 24), "dsl --help"),
+        ({"TERM": "xterm", "JPY_PARENT_PID": "7"}, (80, 24), "dsl --help"),
         ({"TERM": "xterm", "PAGER": ""}, (80, 24), "dsl --help"),
         ({"TERM": "xterm", "PAGER": "/no/such/pager"}, (80, 24), "dsl --help"),
         ({"TERM": "xterm", "PAGER": "'"}, (80, 24), "dslrun --help"),

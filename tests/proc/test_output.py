@@ -358,13 +358,37 @@ def test_a_stopped_terminal_does_not_hold_the_end(
         screen.reported("ended 0", 30)
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"TERM": "dumb"},
+        {"TERM": "xterm-color", "JPY_PARENT_PID": "7", "TMUX": "of the server"},
+        {"TERM": "xterm-color", "COLAB_RELEASE_TAG": "r"},
+    ],
+    ids=lambda environ: next(reversed(environ)),
+)
 def test_a_terminal_without_a_cursor_gets_lines_only(
-    terminal: Open, dsl_command: Path, testchild: Path
+    environ: dict[str, str],
+    terminal: Open,
+    dsl_command: Path,
+    testchild: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """As the one that a notebook makes for the commands of a cell."""
+    monkeypatch.delenv("TMUX", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
     words = [str(testchild), "raw", "\\r10%", "sleep", "300", "raw", "\\r20%\\n"]
-    with terminal(dsl_line(dsl_command, 2, words), {"TERM": "dumb"}) as screen:
+    with terminal(dsl_line(dsl_command, 2, words), environ) as screen:
         screen.reported("ended 0")
         assert "\x1b" not in _screen(screen)
+
+
+def test_tmux_has_a_cursor_in_colab_too(terminal: Open, dsl_command: Path, testchild: Path) -> None:
+    words = [str(testchild), "raw", "\\r10%", "sleep", "300", "raw", "\\r20%\\n"]
+    environ = {"TERM": "tmux", "COLAB_RELEASE_TAG": "r", "TMUX": "/s,1,0", "NO_COLOR": "1"}
+    with terminal(dsl_line(dsl_command, 2, words), environ) as screen:
+        screen.reported("ended 0")
+        assert "\x1b[J" in _screen(screen)
 
 
 def test_a_verdict_that_nobody_reads_does_not_hold_the_end(dsl_command: Path, testchild: Path) -> None:

@@ -66,9 +66,12 @@ def test_a_bar_that_knows_how_many_there_are_shows_the_time_left(tmp_path: Path)
         screen.reported("ended 0")
 
 
-def test_a_terminal_that_cannot_redraw_a_line_gets_plain_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"TERM": "xterm", "JPY_PARENT_PID": "7"}])
+def test_a_terminal_that_cannot_redraw_a_line_gets_plain_ones(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
     line = [sys.executable, "-c", TUNING, str(tmp_path), "?"]
-    with terminal(line, {"TERM": "dumb"}) as screen:
+    with terminal(line, environ) as screen:
         screen.press(b"\n")
         screen.showed("SAID z0_gas1_tmbspg1: throughput 8.25, the best so far")
         screen.press(b"\n")

@@ -12,6 +12,7 @@ from dsl.autotune.safe_folder import SUMMARIES
 from dsl.autotune.section import read_metric
 from dsl.autotune.tuning_summary import duration, summary_json, summary_table, summary_text
 from dsl.errors import DslError
+from dsl.machine.this_process import can_move_cursor
 from dsl.model.job import Notice
 from dsl.printable import printable
 from dsl.report.speak import write
@@ -161,7 +162,7 @@ class Progress:
 
 def _make_bar(expected: int | None, left: _Left) -> Any:
     """A bar for the last line; None if rich is missing, or stderr is no terminal that can redraw a line."""
-    if not os.isatty(2):
+    if not (os.isatty(2) and can_move_cursor()):
         return None
     try:
         from rich.console import Console
@@ -170,8 +171,6 @@ def _make_bar(expected: int | None, left: _Left) -> Any:
     from rich import progress
 
     console = Console(file=_Stderr(), force_terminal=True)  # type: ignore[arg-type]  # it needs no more
-    if console.is_dumb_terminal:
-        return None
 
     # The names come from the user: nothing in them is markup.
     bar = progress.Progress(

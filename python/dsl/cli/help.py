@@ -6,10 +6,12 @@ import argparse
 import os
 import re
 import sys
+from shutil import get_terminal_size
 
 from dsl import __version__
 from dsl.cli.options import DEEPSPEED, TORCHRUN, dashed
 from dsl.errors import UsageError
+from dsl.machine.this_process import can_move_cursor
 from dsl.output.routes import may_colour
 from dsl.report.speak import show_text
 
@@ -189,7 +191,7 @@ def show_help(text: str) -> None:
     if may_colour(os.environ, is_terminal=is_terminal):
         text = _coloured(text)
     is_long = is_terminal and text.count("\n") + 1 >= _terminal_size()[1]
-    if not (is_long and os.environ.get("TERM", "dumb") != "dumb" and _page(text)):
+    if not (is_long and can_move_cursor() and _page(text)):
         show_text(text)
 
 
@@ -222,12 +224,5 @@ def _page(text: str) -> bool:
 
 def _terminal_size() -> tuple[int, int]:
     """Columns for a text, and lines."""
-    try:
-        columns, lines = os.get_terminal_size()
-    except (ValueError, OSError):
-        columns, lines = 80, 24
-    try:
-        columns = int(os.environ.get("COLUMNS", "0")) or columns
-    except ValueError:
-        columns = 80
+    columns, lines = get_terminal_size()
     return max(min(columns, MOST_COLUMNS) - 2, 40), lines

@@ -9,6 +9,7 @@ import time
 from dsl.cli.command import Command
 from dsl.cli.ps import terminal_width
 from dsl.errors import DslError, JobFormatError, OptionError
+from dsl.machine.this_process import can_move_cursor
 from dsl.observe.jobs import call_jobs, find_job
 from dsl.observe.table import Layout, cells, headline, in_order, make_rows, totals
 from dsl.report.speak import show_text
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if not LEAST_REFRESH_S <= options.delay <= MOST_REFRESH_S:
         raise OptionError(f"-d takes {LEAST_REFRESH_S:g} to {MOST_REFRESH_S:g} seconds")
-    is_live = not options.once and sys.stdin.isatty() and sys.stdout.isatty()
+    is_live = not options.once and sys.stdin.isatty() and sys.stdout.isatty() and can_move_cursor()
     if is_live:
         try:
             from dsl.cli.top_screen import TopApp

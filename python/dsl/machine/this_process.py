@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 
+from dsl._core import can_move_cursor as can_move_cursor  # noqa: PLC0414  for those that may not import it
 from dsl._record import Record
 from dsl.errors import OutOfReachError
 

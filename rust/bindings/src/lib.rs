@@ -69,6 +69,12 @@ fn peer_pid(fd: i32) -> PyResult<i32> {
     Ok(peer.pid())
 }
 
+/// Whether our terminal can redraw a line; see [`dsl_engine::can_move_cursor`].
+#[pyfunction]
+fn can_move_cursor() -> bool {
+    dsl_engine::can_move_cursor()
+}
+
 /// Supervision engine of dsl.
 #[pymodule(gil_used = false)]
 mod _core {
@@ -97,7 +103,7 @@ mod _core {
         warm_obstacle,
     };
     #[pymodule_export]
-    use super::{build_info, kernel_interfaces, peer_pid, probe_port, vitals};
+    use super::{build_info, can_move_cursor, kernel_interfaces, peer_pid, probe_port, vitals};
 
     use pyo3::prelude::*;
 

@@ -58,6 +58,6 @@ pub use event::Event;
 pub use features::Features;
 pub use guard::{Agent, Guard, Outcome};
 pub use handle::{Handle, Waited};
-pub use mux::{Display, Flushed, Progress, Recent, Tee, relayed};
+pub use mux::{Display, Flushed, Progress, Recent, Tee, can_move_cursor, relayed};
 pub use signals::{Meaning, Refusal, Table};
 pub use supervisor::Supervisor;

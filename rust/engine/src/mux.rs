@@ -42,7 +42,8 @@ pub use consoles::Flushed;
 pub use display::{Display, Progress, Recent};
 pub(crate) use file::{open_log, open_output};
 pub use tee::Tee;
-pub(crate) use terminal::open_terminal;
+pub use terminal::can_move_cursor;
+pub(crate) use terminal::{Unreadable, open_terminal};
 
 /// The longest time that consoles delay the end of a job that was ended by a signal. The guard uses it, too.
 pub(crate) const LAST_OUTPUT: Duration = Duration::from_secs(30);

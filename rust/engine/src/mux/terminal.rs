@@ -1,5 +1,6 @@
 //! Terminals: ours, and those that we make for workers.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -43,9 +44,13 @@ pub(super) fn own_size() -> Option<Size> {
     terminal.map(size_of)
 }
 
-/// Whether our terminal understands cursor movements.
-pub(super) fn can_move_cursor() -> bool {
-    std::env::var_os("TERM").is_some_and(|kind| !kind.is_empty() && kind != "dumb")
+/// Whether our terminal understands cursor movements. The one that a notebook makes for the commands of a cell does
+/// not, whatever `TERM` says; in Colab, tmux has a real one.
+pub fn can_move_cursor() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_none_or(|kind| kind.is_empty() || kind == "dumb");
+    let is_colab = |(name, _): (OsString, _)| name.as_encoded_bytes().starts_with(b"COLAB_");
+    let is_set = |name| std::env::var_os(name).is_some();
+    !is_dumb && !is_set("JPY_PARENT_PID") && (is_set("TMUX") || !std::env::vars_os().any(is_colab))
 }
 
 /// Size of a terminal; 80 by 24 if it has none.
