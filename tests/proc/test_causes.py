@@ -253,3 +253,63 @@ def test_a_record_of_torch_around_our_launcher_leaves_the_workers_own(
     assert message["errorCode"] == 1
     assert "in work" in message["extraInfo"]["py_callstack"]
     assert "ChildFailedError" not in message["extraInfo"]["py_callstack"]
+
+
+SHORTENED = """
+import mmap, os, sys
+if os.environ["RANK"] == "1":
+    with open(sys.argv[1], "w+b") as file:
+        file.truncate(4096)
+        memory = mmap.mmap(file.fileno(), 4096)
+        file.truncate(0)
+        memory[0]
+"""
+TAKES_A_DASH = "import argparse; parser = argparse.ArgumentParser(); parser.add_argument('--local-rank'); parser.parse_args()"
+KNOWN_CAUSES = {
+    "shared-memory": (SHORTENED, ("--nproc-per-node=2",), 135, "/dev/shm is the usual reason: it has "),
+    "option": (
+        TAKES_A_DASH,
+        ("--nproc-per-node=2", "--local-rank-arg=underscore"),
+        2,
+        "--local-rank-arg dash passes --local-rank=N, and --use-env leaves out the option",
+    ),
+    "environment": (
+        "import a_module_that_is_elsewhere",
+        ("--nproc-per-node=2",),
+        1,
+        f"VIRTUAL_ENV is /elsewhere, but the workers run {sys.executable}: install dsl there, or set PYTHON_EXEC=",
+    ),
+}
+
+
+@pytest.mark.guarantee("G3")
+@pytest.mark.parametrize("text, options, code, mend", KNOWN_CAUSES.values(), ids=KNOWN_CAUSES)
+def test_a_known_cause_comes_with_what_mends_it(
+    text: str,
+    options: tuple[str, ...],
+    code: int,
+    mend: str,
+    dslrun: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    result = run([dslrun, *options, a_script(tmp_path, text), *([tmp_path / "file"] if code == 135 else [])])
+    assert result.returncode == code
+    assert result.stderr.count(mend) == 1
+
+
+def test_what_looks_like_a_default_and_is_none_is_named(
+    dslrun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PET_NPROC": "2", "WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "job-0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    result = run([dslrun, a_script(tmp_path, "")])
+    assert (result.returncode, result.stdout) == (0, "")
+    variable, nodes = result.stderr.splitlines()
+    assert variable == "dslrun: warning: PET_NPROC has no effect, did you mean PET_NPROC_PER_NODE?"
+    assert nodes.startswith(
+        "dslrun: warning: WORLD_SIZE=4, but this job runs on this node alone: give --nnodes"
+    )

@@ -82,7 +82,10 @@ def test_another_rank_is_told_how_its_debugger_can_read(
         make(dsl_command, 2, program), input=b"", capture_output=True, timeout=30, check=False
     )
     assert result.returncode == 1
-    assert f"{command}: rank 1 has nothing to read: --stdin 1 gives its debugger" in result.stderr.decode()
+    assert (
+        f"{command}: rank 1 has nothing to read: --stdin 1 gives it the standard input"
+        in result.stderr.decode()
+    )
     line = [*make(dsl_command, 2, []), "--stdin", "1", *program]
     result = subprocess.run(line, input=b"p answer * 7\nc\n", capture_output=True, timeout=30, check=False)
     assert (result.returncode, b"42" in result.stdout) == (0, True)

@@ -154,7 +154,7 @@ def test_usage_has_its_own_code(name: str, dsl_command: Path, tmp_path: Path) ->
 def test_a_worker_that_the_kernel_kills_for_memory(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """Out of memory is said to be that, not just signal 9."""
+    """Out of memory is said to be that, not just signal 9, and the limit is named."""
     from tests.support.memory import memory_limit
 
     words = ["only", "1", "[", "alloc", "400", "]", "pause"]
@@ -165,6 +165,7 @@ def test_a_worker_that_the_kernel_kills_for_memory(
             assert job.wait() == 137
     assert "memory" in job.stderr()
     assert "rank 1" in job.stderr()
+    assert "(200 MB) limits the memory of this job: raise it" in job.stderr()
 
 
 COUNT_KILLS = """

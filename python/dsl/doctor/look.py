@@ -14,7 +14,7 @@ from dsl.doctor.proxies import PROXIES
 from dsl.facts import Facts
 from dsl.forkserver.guess import TORCH_PACKAGES, find_imports, package_of
 from dsl.machine.cgroups import room_left
-from dsl.machine.kernel_files import list_names, read_fact
+from dsl.machine.kernel_files import list_names, read_fact, shared_memory
 from dsl.machine.network import interfaces
 from dsl.machine.prewarm import free_memory
 from dsl.machine.programs import read_constants
@@ -245,11 +245,8 @@ def _of_folders(output: OutputRequest, environ: Mapping[str, str], facts: Facts,
             places.append(("compile cache", path))
     asked = environ.get("TMPDIR", "")
     is_lost = bool(asked) and not (os.path.isdir(asked) and os.access(asked, os.W_OK | os.X_OK))
-    try:
-        shm = os.statvfs("/dev/shm")  # noqa: S108  the shared memory itself, where nothing is made
-        memory = {"shm_bytes": shm.f_frsize * shm.f_blocks, "shm_free_bytes": shm.f_frsize * shm.f_bavail}
-    except OSError:
-        memory = {}
+    size, free = shared_memory()
+    memory = {"shm_bytes": size, "shm_free_bytes": free} if size else {}
     return {
         "folders": tuple([one for use, path in places if (one := _folder(use, path))]),
         "lost_tmpdir": asked if is_lost else "",

@@ -151,6 +151,8 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     cause, ended = attempt.cause, attempt.ended
     if cause is None or ended.first_failure is None:
         return NO_EVIDENCE
+    from dsl.evidence.hints import Death, hints
+
     worker = attempt.plan.workers[cause.worker]
     path, known, words = worker.log_path, "", None
     tail = ended.tail if cause.worker == ended.first_failure.worker else b""
@@ -170,16 +172,17 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     recorded = [one.recorded.message for one in attempt.failures if one.order == cause.order and one.recorded]
     where = f" ({words.where})" if words is not None and words.where else ""
     lines = () if words is None else words.lines
+    is_out_of_memory = cause.signal == SIGKILL and not (timer or attempt.cause_hang) and bool(known)
     return Evidence(
         known=known,
-        is_out_of_memory=cause.signal == SIGKILL and not (timer or attempt.cause_hang) and bool(known),
+        is_out_of_memory=is_out_of_memory,
         recorded=" ".join(recorded[0].split())[:LONGEST_MESSAGE] if recorded else "",
         said=words.exception + where if words is not None and words.exception else "",
         lines=lines,
         log_path=path,
         log_problem=space_problem(path) if path is not None else "",
         is_on_screen=_is_on_screen(len(lines), ended.shown_since),
-        lacks_input=_lacks_input(attempt, worker, tail),
+        mends=hints(Death(attempt.plan, worker, cause.signal, is_out_of_memory, lines)),
     )
 
 
@@ -206,13 +209,6 @@ def _free_rows() -> int:
         return (os.get_terminal_size(STDERR).lines or USUAL_ROWS) - OWN_LINES
     except OSError:
         return 0
-
-
-def _lacks_input(attempt: AttemptOutcome, worker: WorkerPlan, tail: bytes) -> bool:
-    """Whether a debugger found no input that another worker of the node had."""
-    last = tail[-1000:]
-    has_quit = b"bdb.BdbQuit" in last or b"Quitting pdb will kill the process" in last
-    return has_quit and not worker.stdin and any(one.stdin for one in attempt.plan.workers)
 
 
 def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:

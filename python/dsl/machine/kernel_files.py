@@ -71,6 +71,15 @@ def has_intel_torch(folder: str) -> bool:
     return any(os.path.exists(os.path.join(folder, name)) for name in names)
 
 
+def shared_memory() -> tuple[int, int]:
+    """Bytes of shared memory, and how many of them are free; 0 if there is none."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108  the memory itself, where nothing is made
+    except OSError:
+        return 0, 0
+    return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+
+
 def memory_of(pid: int) -> int:
     """Bytes of memory that a process has for itself; 0 if it is gone."""
     words = read_fact(f"/proc/{pid}/statm").split()

@@ -88,8 +88,8 @@ class Evidence(Record):
     """Why that file may lack the end of the output."""
     is_on_screen: bool = False
     """The user's terminal still shows ``lines``."""
-    lacks_input: bool = False
-    """It is a debugger that found no input, and another worker of its node has the command's stdin."""
+    mends: tuple[Shown, ...] = ()
+    """What mends the failure, where its cause is known."""
 
 
 NO_EVIDENCE = Evidence()

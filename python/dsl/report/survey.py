@@ -12,10 +12,11 @@ import sys
 from typing import Any
 
 from dsl import __version__
-from dsl.doctor.host_checks import SMALL_SHM_BYTES
+from dsl.doctor.host_checks import SHM, SMALL_SHM_BYTES
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.lists import format_ranges
+from dsl.machine.kernel_files import shared_memory
 from dsl.machine.programs import find_package, find_programs
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.plan.hosts import read_hostfile
@@ -137,17 +138,14 @@ def _master_port(facts: Facts, problems: list[str]) -> dict[str, Any]:
 
 
 def _shared_memory(problems: list[str]) -> dict[str, Any] | None:
-    path = "/dev/shm"  # noqa: S108  the shared memory itself, where nothing is made
-    try:
-        found = os.statvfs(path)
-    except OSError:
+    size, free = shared_memory()
+    if not size:
         return None
-    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
     if size < SMALL_SHM_BYTES:
         problems.append(
-            f"{path} has {size >> 20} MB, which may be too small: in a container raise it with --shm-size=1gb"
+            f"{SHM} has {size >> 20} MB, which may be too small: in a container raise it with --shm-size=1gb"
         )
-    return {"path": path, "bytes": size, "free_bytes": free}
+    return {"path": SHM, "bytes": size, "free_bytes": free}
 
 
 def _open_files() -> dict[str, int]:

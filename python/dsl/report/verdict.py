@@ -28,7 +28,6 @@ EACCES = 13
 ECHILD = 10
 
 SIGKILL = 9
-"""Keys that make a terminal send a signal."""
 
 # Characters of an exception that fit behind the exit code; a longer exception gets a line of its own.
 SHORT = 160
@@ -79,7 +78,7 @@ def _causes(judgement: Judgement) -> list[str]:
     how += " on this node" if how and judgement.scope == "node" else ""
     lines = [headline(first, judgement.command, how)]
     if first.cause is not None:
-        lines += _details(first, first.cause, judgement.command)
+        lines += _details(first, first.cause)
     if judgement.rivals:
         lines.append("which of these was first cannot be known, the clocks of their hosts are too far apart:")
     for number, one in enumerate(others):
@@ -130,7 +129,7 @@ def _is_reason(cause: Failed, evidence: Evidence) -> bool:
     return 0 < len(evidence.said) <= SHORT and not _known(evidence) and cause.signal != SIGKILL
 
 
-def _details(report: Report, cause: Failed, command: str) -> list[str]:
+def _details(report: Report, cause: Failed) -> list[str]:
     """What follows the headline of the first failure."""
     evidence, label = report.evidence, f"{cause.noun} {cause.name}"
     lines = []
@@ -138,9 +137,7 @@ def _details(report: Report, cause: Failed, command: str) -> list[str]:
         if evidence.said and not _is_reason(cause, evidence):
             lines.append(f"  {evidence.said}")
         lines += _last_words(label, evidence)
-    if evidence.lacks_input:
-        mend = f"--stdin {cause.rank} gives its debugger the standard input of {command}"
-        lines.append(f"{label} has nothing to read: {mend}")
+    lines += evidence.mends
     for one in report.others:
         delay_ms = (one.ended_ns - cause.ended_ns) / 1e6
         lines.append(f"also failed: {one.noun} {one.name} ({delay_ms:+.1f} ms): {reason(one)}")

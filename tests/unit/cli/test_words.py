@@ -51,6 +51,7 @@ OWN_FUNCTIONS = {
     ("plan/job.py", "_unused_host_options"),
     # It is one of the two ways to tell a script its local rank, in both commands.
     ("cli/options_torch.py", ""),
+    *(("evidence/hints.py", name) for name in ("", "_local_rank")),
     # Arguments of scripts.
     ("elasticity/sizes.py", ""),
     *(("autotune/setup.py", ""), ("autotune/tuner.py", "")),

@@ -291,19 +291,34 @@ def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    "tail", [b"bdb.BdbQuit\n", b"(Pdb) \nQuitting pdb will kill the process. Quit anyway? [y/n] "]
+    "tail",
+    [
+        b"bdb.BdbQuit\n",
+        b"(Pdb) \nQuitting pdb will kill the process. Quit anyway? [y/n] ",
+        b'    name = input("name? ")\n           ^^^^^^^^^^^^^^^\nEOFError: EOF when reading a line\n',
+    ],
 )
 def test_a_debugger_without_input_is_told_how_to_get_it(tail: bytes) -> None:
     cause = an_exit(1, code=1)
     plan = a_plan(2, first_rank=4)
     first, second = plan.workers
-    hint = "rank 5 has nothing to read: --stdin 5 gives its debugger the standard input of dsl"
+    hint = "rank 5 has nothing to read: --stdin 5 gives it the standard input of dsl"
     assert hint in judge(
         replace(plan, workers=(replace(first, stdin=True), second)), [cause], end(cause), tail=tail
     )
     assert hint not in judge(plan, [cause], end(cause), tail=tail), "nobody was to read"
     own = replace(plan, workers=(first, replace(second, stdin=True)))
     assert hint not in judge(own, [cause], end(cause), tail=tail), "it has read to the end"
+
+
+def test_an_end_of_file_elsewhere_is_no_prompt_without_input() -> None:
+    tail = (
+        b'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    queue.get()\nEOFError\n'
+    )
+    plan = a_plan(2)
+    first, second = plan.workers
+    plan, cause = replace(plan, workers=(replace(first, stdin=True), second)), an_exit(1, code=1)
+    assert not any("--stdin" in line for line in judge(plan, [cause], end(cause), tail=tail))
 
 
 def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
