@@ -1,19 +1,21 @@
-"""Hints for unknown options. A plain launch does not import this module."""
+"""Hints for unknown options and variables. A plain launch does not import this module."""
 
 from __future__ import annotations
 
 from dsl.cli.options import DEEPSPEED, TORCHRUN
+from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dsl.cli.options import Origin
+    from dsl.cli.options import CommandLine, Origin
 
 _NODES = "--nnodes, --node-rank and --master-addr, and start dslrun on each node"
 _DEVICES = "CUDA_VISIBLE_DEVICES for the devices, and --nproc-per-node for their number"
 _NODES_FILE = "--hostfile, and on each host --no_ssh --node_rank RANK --master_addr ADDRESS"
 _PORT = "--master_addr and --master_port"
+_NUMBERS = ("--num_gpus", "--nproc-per-node")
 
 INSTEAD = {
     DEEPSPEED: {
@@ -50,7 +52,7 @@ OTHERS = {
             *("ngpus", "gpus", "num_devices", "devices", "ntasks", "ntasks_per_node", "gpus_per_node"),
             "nproc_per_gpu",
         ),
-        ("--num_gpus", "--nproc-per-node"),
+        _NUMBERS,
     ),
     **dict.fromkeys(("hosts", "machinefile", "host", "-f"), ("--hostfile", _NODES)),
     **dict.fromkeys(("num_machines", "nnode", "n_nodes"), ("--num_nodes", "--nnodes")),
@@ -61,6 +63,7 @@ OTHERS = {
     "-V": ("--version", "--version"),
     "-m": ("--module", "--module"),
     "restarts": ("--max-restarts", "--max-restarts"),
+    "config_file": tuple([f"options such as {name}, in place of accelerate's file" for name in _NUMBERS]),
 }
 """Options of other launchers, and what to use with ``dsl`` and with ``dslrun``."""
 
@@ -94,6 +97,22 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
         return f"{own.program} has {text}" if text else f"only {sister.program} has it"
     near = close or get_close_matches(flag, options, 1)
     return f"did you mean {near[0]}?" if near else ""
+
+
+def unknown_variables(environ: Iterable[str], line: CommandLine) -> list[Notice]:
+    """A line for each of these variables that looks like the default of an option, and is none."""
+    from difflib import get_close_matches
+
+    names = [name for option in line.options for name in option.names if name.startswith("--")]
+    known = [line.prefix + _word(name).upper() for name in names]
+    notices = []
+    for variable in sorted(name for name in environ if name.startswith(line.prefix) and name not in known):
+        word = variable.removeprefix(line.prefix).lower()
+        meant = line.prefix + _word(OTHERS.get(word, ("", ""))[1]).upper()
+        near = [meant] if meant in known else get_close_matches(variable, known, 1, 0.8)
+        text = f", did you mean {near[0]}?" if near else f": {line.program} has no option --{word}"
+        notices.append(Notice("warning" if near else "info", f"{variable} has no effect{text}"))
+    return notices
 
 
 def _word(flag: str) -> str:

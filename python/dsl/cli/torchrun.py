@@ -64,7 +64,12 @@ def _run(argv: Sequence[str], line: CommandLine) -> int:
             return 0
         asked = request.program
         stray = COMMAND.stray_flags(argv, asked.script, asked.args, line.slips)
-        COMMAND.show([*stray, *signal_notices(options)], request.log_level)
+        notices = [*stray, *signal_notices(options)]
+        if "dsl.cli.parser" in sys.modules:  # the quick reader takes no line with such variables
+            from dsl.cli.hints import unknown_variables
+
+            notices += unknown_variables(os.environ, line)
+        COMMAND.show(notices, request.log_level)
         return COMMAND.start(request, show_request(options), argv=(*line.program.split(), *argv))
     except UsageError as error:
         from dsl.cli.parser import Parser
@@ -105,7 +110,8 @@ def to_request(options: Options | argparse.Namespace) -> Request:
     Raises:
         OptionError: the value for nodes or signals is malformed, or options contradict each other.
     """
-    least, most = parse_nnodes(options.nnodes)
+    # The default is what nobody types: the user has said nothing about nodes.
+    least, most = (None, None) if options.nnodes == "1:1" else parse_nnodes(options.nnodes)
     signals = signal_request(options, options.signals_to_handle, options.forward_signals)
     program = _program(options)
     if options.logs_specs is not None and (options.dry_run or options.dry_run_json):

@@ -90,6 +90,8 @@ def is_out_of_reach(path: str) -> bool:
 
 def _check_script(script: str, flavour: Flavour, folder: str) -> None:
     path = os.path.join(folder, script)
+    if script.endswith(".ipynb"):
+        raise ScriptError(f"script {script!r} is a notebook, make it a script: jupyter nbconvert --to script")
     if is_out_of_reach(os.path.join(path, "__main__.py")):  # of a file, this is a path that makes no sense
         raise ScriptError(
             f"script {script!r} cannot be reached by this user, check the permissions of its directories"
@@ -140,6 +142,8 @@ def _check_text(script: str, flavour: Flavour, folder: str) -> None:
         mistake = _mistake(text, script)
         if mistake is None:
             return
+    if kind == "ELF" and (habit := _habit(os.path.basename(script), flavour)):
+        raise ScriptError(f"script {script!r} is no script{habit}")
     if kind:
         program = script if os.sep in script else f"./{script}"
         marked = "" if os.access(path, os.X_OK) else ", and mark it with chmod +x"
@@ -269,6 +273,8 @@ def _script_hint(script: str, flavour: Flavour, path: str) -> str:
         return f", options of {flavour.command} come before the script"
     if script in ("help", "version"):
         return f", did you mean {flavour.command} --{script}?"
+    if habit := _habit(script, flavour):
+        return habit
     if os.sep not in script and which(f"dsl-{script}"):
         return f", did you mean the command dsl-{script}?"
     if os.sep not in script and which(script):
@@ -281,6 +287,12 @@ def _script_hint(script: str, flavour: Flavour, path: str) -> str:
     if near := get_close_matches(name, scripts, 1, NEAR):
         return f", did you mean {os.path.join(os.path.dirname(script), near[0])!r}?"
     return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
+
+
+def _habit(name: str, flavour: Flavour) -> str:
+    """What to do about a program that users write in front of a script, out of habit."""
+    is_habit = name.rstrip("0123456789.") in ("python", "torchrun", "deepspeed", "dsl", "dslrun")
+    return f": leave it out, {flavour.command} starts scripts itself" if is_habit else ""
 
 
 def _check_executable(program: str, option: str, environ: Mapping[str, str], folder: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import Record, replace
 from dsl.errors import OptionError, PortError, UnsupportedError
-from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
+from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote
 from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
@@ -12,6 +12,7 @@ from dsl.plan.flavours import FLAVOURS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from dsl.facts import Facts
@@ -113,6 +114,10 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         job = elastic.elastic_job(job, request, nodes, facts, is_remote=active.is_remote)
     notices = (*unused, *active.notices)
     if not active.is_remote:
+        asked = request.resources
+        if active.accelerator and not (asked.include or asked.min_nodes or request.remote.no_ssh):
+            mend = "name the hosts with --hostfile, or give --num_nodes 1"
+            notices = (*notices, *_alone(facts.environ, mend))
         if len(active.hosts) > 1:
             job, told = _unwatched(job, "with --no_ssh")
             notices = (*notices, *told)
@@ -226,6 +231,18 @@ def _unused_options(request: Request) -> list[Notice]:
     return found
 
 
+def _alone(environ: Mapping[str, str], mend: str) -> list[Notice]:
+    """A warning if a scheduler counts several nodes or workers; not in a worker, nor in a step of Slurm."""
+    if "LOCAL_RANK" in environ or parse_number(environ.get("SLURM_STEP_ID", "")) is not None:
+        return []
+    names = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    for name in ("WORLD_SIZE", *names) if "RANK" in environ and "MASTER_ADDR" in environ else names:
+        if (parse_number(environ.get(name, "")) or 0) > 1:
+            text = f"{name}={environ[name]}, but this job runs on this node alone: {mend} if that is meant"
+            return [Notice("warning", text)]
+    return []
+
+
 def _unwatched(job: Job, where: str) -> tuple[Job, list[Notice]]:
     """The job without a watch for hangs: each of its nodes sees only its own ranks."""
     if job.hang_timeout_s is None:
@@ -263,6 +280,8 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
         **_wishes(request),
     )
     notices = [*meeting_notices(asked, nodes), *_unused_options(request)]
+    if request.resources.min_nodes is None and not asked.standalone and request.flavour == "torch":
+        notices += _alone(facts.environ, "give --nnodes and start it on each node, or --nnodes 1")
     if job.meeting.kind == "dynamic":
         job, told = _unwatched(job, "on nodes that meet by --rdzv-backend")
         notices += told

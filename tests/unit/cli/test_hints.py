@@ -8,7 +8,7 @@ import pytest
 
 from dsl import __version__
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
-from dsl.cli.hints import INSTEAD, OTHERS
+from dsl.cli.hints import INSTEAD, OTHERS, unknown_variables
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,6 +41,8 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
         ("dslrun", "-H h t.py", "-H, dslrun has --nnodes"),
         ("dslrun", "--save_pid t.py", "--save_pid, only dsl has it"),
         ("dslrun", "-nnodes 2 t.py", "-nnodes, did you mean --nnodes?"),
+        ("dslrun", "--config_file c t.py", "--config_file, did you mean options such as --nproc-per-node, in place of accelerate's file?"),
+        ("dsl", "--config-file=c t.py", "=c, did you mean options such as --num_gpus, in place of accelerate's file?"),
         ("dslrun", "--num_processes 2 t.py", "--num_processes, did you mean --nproc-per-node?"),
         ("dsl", "--nproc-per-node 4 t.py", "--nproc-per-node, dsl has --num_gpus"),
         ("dsl", "--nproc_per_node=4 t.py", "--nproc_per_node=4, dsl has --num_gpus"),
@@ -162,3 +164,22 @@ def test_the_default_of_the_launcher_is_said_once(capsys: pytest.CaptureFixture[
     launcher = text[text.index("--launcher ssh|") : text.index("--launcher_args")]
     assert launcher.count("default") == 1
     assert "(default: slurm in an allocation of Slurm, else pdsh if it is installed, else ssh)" in launcher
+
+
+@pytest.mark.parametrize(
+    "variable, said",
+    [
+        ("PET_NPROC", "warning: PET_NPROC has no effect, did you mean PET_NPROC_PER_NODE?"),
+        (
+            "PET_NPROCS_PER_NODE",
+            "warning: PET_NPROCS_PER_NODE has no effect, did you mean PET_NPROC_PER_NODE?",
+        ),
+        ("PET_RDZV_ENDPOINTS", "warning: PET_RDZV_ENDPOINTS has no effect, did you mean PET_RDZV_ENDPOINT?"),
+        ("PET_HOSTS", "PET_HOSTS has no effect: dslrun has no option --hosts"),
+        ("PET_DATA", "PET_DATA has no effect: dslrun has no option --data"),
+        ("PET_", "PET_ has no effect: dslrun has no option --"),
+    ],
+)
+def test_a_variable_that_is_the_default_of_no_option(variable: str, said: str) -> None:
+    environ = {"PET_NNODES": "1", "PET_STDIN": "0", "PET_RDZV_CONF": "", "CARPET_ID": "1", variable: "2"}
+    assert [one.line for one in unknown_variables(environ, LINES["dslrun"])] == [said]

@@ -206,7 +206,7 @@ def test_nothing_said_is_the_default_request() -> None:
     assert _read("dslrun") == Request(
         "torch",
         Program("script", "t.py", ("--x",)),
-        ResourceRequest(min_nodes=1, max_nodes=1, nproc_per_node="1"),
+        ResourceRequest(nproc_per_node="1"),
         MeetingRequest(master_addr="127.0.0.1", node_rank=0, run_id="none"),
         signals=SignalRequest(stop=(15, 2, 1, 3), forward=(10, 12)),
         max_restarts=0,
@@ -265,9 +265,9 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
 
 @pytest.mark.parametrize(
     "words, least, most",
-    [("3", 3, 3), ("1:4", 1, 4), (" 2 : 5 ", 2, 5), ("1:1", 1, 1), ("4:2", 4, 2)],
+    [("3", 3, 3), ("1:4", 1, 4), (" 2 : 5 ", 2, 5), ("1", 1, 1), ("1:1", None, None), ("4:2", 4, 2)],
 )
-def test_nodes_of_dslrun(words: str, least: int, most: int) -> None:
+def test_nodes_of_dslrun(words: str, least: int | None, most: int | None) -> None:
     resources = _read("dslrun", "--nnodes", words).resources
     assert (resources.min_nodes, resources.max_nodes) == (least, most)
 

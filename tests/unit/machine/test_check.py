@@ -148,6 +148,22 @@ def test_what_cannot_run_is_refused_before_anything_starts(
             Program("script", "sh"),
             "script 'sh' does not exist, to run a program that is not Python give --no-python",
         ),
+        (
+            Program("script", "python3.11", ("train.py",)),
+            "script 'python3.11' does not exist: leave it out, dslrun starts scripts itself",
+        ),
+        (
+            Program("script", "torchrun", ("train.py",)),
+            "script 'torchrun' does not exist: leave it out, dslrun starts scripts itself",
+        ),
+        (
+            Program("script", "bin/python"),
+            "script 'bin/python' is no script: leave it out, dslrun starts scripts itself",
+        ),
+        (
+            Program("script", "deep/model.ipynb"),
+            "script 'deep/model.ipynb' is a notebook, make it a script: jupyter nbconvert --to script",
+        ),
         (Program("script", "-x"), "script '-x' does not exist, options of dslrun come before the script"),
         (
             Program("program", "./train.py"),
@@ -157,6 +173,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     ids=lambda value: value.script if isinstance(value, Program) else "",
 )
 def test_advice_is_in_the_words_of_the_command_at_hand(folder: Path, request_: Program, message: str) -> None:
+    (folder / "bin/python").write_bytes(b"\x7fELF\2\1\1\0")
     with pytest.raises(DslError) as caught:
         check_program(request_, TORCH, {"PATH": f"{folder}/bin"})
     assert str(caught.value) == message

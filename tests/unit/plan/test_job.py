@@ -501,3 +501,44 @@ def test_a_hostfile_leaves_it_to_each_node_what_its_devices_are() -> None:
     planned = _job({}, files=TWO_HOSTS, node_rank=1, **NO_SSH)
     assert (planned.job.accelerator, planned.job.visible_devices) == ("", None)
     assert _node({}, files=TWO_HOSTS, cuda=2, node_rank=1, **NO_SSH).env["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+PODS = {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "job-0"}
+STEP = {"SLURM_STEP_ID": "0"}
+BATCH = {"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": "4294967291"}
+
+
+@pytest.mark.parametrize(
+    "environ, wish, name",
+    [
+        (PODS, {}, "WORLD_SIZE=4"),
+        (BATCH, {}, "SLURM_JOB_NUM_NODES=2"),
+        ({"SLURM_NNODES": "3"}, {}, "SLURM_NNODES=3"),
+        ({**PODS, "WORLD_SIZE": "1"}, {}, ""),
+        ({**PODS, "WORLD_SIZE": "many"}, {}, ""),
+        ({"WORLD_SIZE": "4"}, {}, ""),
+        ({**PODS, "LOCAL_RANK": "1"}, {}, ""),
+        ({**BATCH, **STEP}, {}, ""),
+        (PODS, {"min_nodes": 1}, ""),
+        (PODS, {"min_nodes": 1, "max_nodes": 1}, ""),
+        (PODS, {"standalone": True}, ""),
+        (PODS, {"include": "localhost:0"}, ""),
+    ],
+)
+def test_a_job_of_one_node_where_a_scheduler_counts_more(
+    environ: dict[str, str], wish: dict[str, Any], name: str
+) -> None:
+    """Nobody sees otherwise that each node trains a model of its own."""
+    for flavour, mend in (("torch", "--nnodes 1"), ("deepspeed", "--num_nodes 1")):
+        asked = dict(wish)
+        if flavour == "deepspeed" and (asked.pop("standalone", False) or asked.pop("max_nodes", None)):
+            continue
+        if flavour == "torch" and asked.pop("include", ""):
+            continue
+        request = make_request(flavour, **asked)
+        facts = make_facts(environ={"DS_ACCELERATOR": "cpu", **environ})
+        notices = _notices(plan_job(request, facts), "warning")
+        text = f"{name}, but this job runs on this node alone: "
+        assert [one.startswith(text) and one.endswith(f"{mend} if that is meant") for one in notices] == [
+            True
+        ] * bool(name)
