@@ -125,6 +125,9 @@ class Stdio:
     def null() -> Stdio:
         """``/dev/null``."""
     @staticmethod
+    def unreadable() -> Stdio:
+        """For stdin only: a terminal that has the size of ours, and from which nothing can be read."""
+    @staticmethod
     def file(path: _Path, *, append: bool = False) -> Stdio:
         """A file that the worker writes directly (created with mode 0640; truncated unless ``append``)."""
     @staticmethod
@@ -155,7 +158,7 @@ class Stdio:
         with a prefix shows text, colours and cursor moves within the line; the engine removes all sequences
         that could change other lines.
         """
-    kind: Final[Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]]
+    kind: Final[Literal["inherit", "null", "unreadable", "file", "fd", "pipe", "stdout", "log"]]
     """Name of the method that made this object."""
     path: Final[str | None]
     """Path of a ``file`` or a ``log``."""

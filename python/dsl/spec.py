@@ -39,7 +39,7 @@ def launch_spec(
         WorkerSpec(
             worker.argv,
             env=worker.env,
-            stdin=_stdin(worker),
+            stdin=_stdin(worker, is_terminal=stdin_is_terminal),
             stdout=_stdio(plan, worker.stdout, 1),
             stderr=_stderr(plan, worker),
             cpus=worker.cpus,
@@ -71,12 +71,15 @@ def launch_spec(
     )
 
 
-def _stdin(worker: WorkerPlan) -> Stdio:
+def _stdin(worker: WorkerPlan, *, is_terminal: bool) -> Stdio:
+    """At a terminal each worker can ask its stdin for the terminal's size, as ``stty size`` does."""
     from dsl._core import Stdio
 
     if worker.stdin_fd is not None:
         return Stdio.fd(worker.stdin_fd)
-    return Stdio.inherit() if worker.stdin else Stdio.null()
+    if worker.stdin:
+        return Stdio.inherit()
+    return Stdio.unreadable() if is_terminal else Stdio.null()
 
 
 def _stderr(plan: NodePlan, worker: WorkerPlan) -> Stdio:

@@ -112,6 +112,78 @@ def test_a_debugger_works_on_a_terminal(terminal: Open, dsl_command: Path, tmp_p
         assert screen.echo
 
 
+SIZES = """
+import os, pathlib, subprocess, sys
+size = subprocess.run(["stty", "size"], capture_output=True, text=True).stdout
+shown = os.get_terminal_size() if os.isatty(1) else None
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(f"{size.strip()} {shown and shown.lines}")
+"""
+
+
+@pytest.mark.parametrize("forked", [(), ("--start-method=forkserver",)], ids=["executed", "forked"])
+@pytest.mark.parametrize(
+    "options, lines", [((), 33), (("--redirects", "3"), None), (("--stdin", "none"), 33)]
+)
+def test_every_rank_can_ask_for_the_size_of_the_terminal(
+    options: tuple[str, ...], lines: int | None, forked: tuple[str, ...], dsl_command: Path, tmp_path: Path
+) -> None:
+    script = _script(tmp_path, SIZES)[-1]
+    workers = ["--nproc-per-node=3", *forked, *options, f"--log-dir={tmp_path}" if lines is None else "--"]
+    line = [str(dsl_command.with_name("dslrun")), *workers, script, str(tmp_path)]
+    with support_terminal(line, {"TERM": "xterm"}, size=(111, 33)) as screen:
+        screen.reported("ended 0", 60)
+    assert [(tmp_path / rank).read_text() for rank in "012"] == [f"33 111 {lines}"] * 3
+
+
+UNANSWERED = {
+    "prompt": ("input('go on? ')", "EOFError"),
+    "readline": ("import readline; input('go on? ')", "EOFError"),
+    "pdb": ("breakpoint(); print()", "BdbQuit"),
+    "reopened": ("sys.exit(open('/dev/stdin').read() or 'EOFError')", "EOFError"),
+    "read": ("os.read(0, 1)", "OSError"),
+    "select": ("import select; select.select([0], [], []); os.read(0, 1)", "OSError"),
+}
+
+
+@pytest.mark.parametrize("code, error", UNANSWERED.values(), ids=UNANSWERED)
+def test_a_rank_that_asks_in_vain_at_a_terminal_does_not_wait(
+    code: str, error: str, dsl_command: Path, tmp_path: Path
+) -> None:
+    """And is told how it can read, if it is a debugger or a prompt."""
+    text = f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {code}\ntime.sleep(60)\n"
+    with support_terminal(dsl_line(dsl_command, 2, _script(tmp_path, text)), {"TERM": "xterm"}) as screen:
+        screen.reported("ended 1")
+        until(lambda: b"rank 1 (local rank 1" in screen.shown())
+        shown = screen.shown().decode()
+    assert error in shown
+    assert ("--stdin 1 gives it the standard input of dsl" in shown) is (
+        error != "OSError" and "open" not in code
+    )
+
+
+ASKING = """
+import os
+print("rank", os.environ["RANK"], "got", input("name? "), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "options, rank", [((), 1), (("--stdin", "0"), 0)], ids=["the-shown-one", "the-one-that-is-named"]
+)
+def test_a_prompt_behind_a_filter_is_shown(
+    options: tuple[str, ...], rank: int, terminal: Open, dsl_command: Path, tmp_path: Path
+) -> None:
+    """Nobody could answer one that is hidden. The others end at once, without an answer."""
+    program = _script(tmp_path, f"import os\nif os.environ['RANK'] == '{rank}':\n    exec({ASKING!r})\n")
+    line = _dslrun_line(dsl_command, 3, program, "--local-ranks-filter", "1", *options)
+    with terminal(line, {"TERM": "xterm"}) as screen:
+        _bring_to_the_foreground(screen)
+        screen.showed("name? ")
+        screen.press(b"Ada\n")
+        screen.showed(f"rank {rank} got Ada")
+        screen.reported("ended 0")
+
+
 def _pids(path: Path, count: int) -> list[int]:
     until(lambda: path.exists() and len(path.read_text().split()) == count)
     return [int(word) for word in path.read_text().split()]

@@ -267,7 +267,11 @@ def test_a_terminal_is_read_by_the_rank_that_is_named(
     """It is in the terminal's foreground then, and its Ctrl-C comes from there, too; nobody gets that unasked."""
     path = script(
         tmp_path,
-        "import os, pathlib, sys\npathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.isatty(0)))",
+        """
+import fcntl, os, pathlib, sys
+reads = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(reads))
+""",
     )
     code = f"import dsl.run; dsl.run.main(['--nproc-per-node', '2', {path!r}, {str(tmp_path)!r}])"
     master, slave = os.openpty()

@@ -204,7 +204,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 print("ready", flush=True)
 while True:
     signal.sigwait([signal.SIGWINCH])
-    os.write(1, b"size %d\\n" % os.get_terminal_size(2).lines)
+    os.write(1, b"size %d\\n" % os.get_terminal_size(0 if os.environ["RANK"] == "2" else 2).lines)
 """
 
 
@@ -219,14 +219,14 @@ def test_a_worker_that_hears_of_a_new_size_finds_it(dsl_command: Path) -> None:
     import struct
     import termios
 
-    line = dsl_line(dsl_command, 2, [sys.executable, "-c", RESIZED], 1.0)
+    line = dsl_line(dsl_command, 3, [sys.executable, "-c", RESIZED], 1.0)
     with support.terminal(line, {"TERM": "xterm"}) as screen:
-        until(lambda: _screen(screen).count("ready") == 2)
+        until(lambda: _screen(screen).count("ready") == 3)
         for rows in range(50, 90):
             fcntl.ioctl(screen._keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 100, 0, 0))
-            for rank in range(2):
+            for rank in range(3):
                 until(lambda rank=rank, rows=rows: _sizes(screen, rank)[-1:] == [rows])  # type: ignore[misc]
-        assert _sizes(screen, 1) == list(range(50, 90))
+        assert _sizes(screen, 1) == _sizes(screen, 2) == list(range(50, 90))
         # The worker that reads the terminal also hears of it from the terminal itself, before its own has the size.
         assert list(dict.fromkeys(size for size in _sizes(screen, 0) if size != 24)) == list(range(50, 90))
         screen.press(b"\x03")

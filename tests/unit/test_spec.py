@@ -114,7 +114,7 @@ def test_the_worker_that_reads_our_stdin_has_the_terminal_too(*, is_terminal: bo
     plan = _plan(_worker(0), _worker(1, stdin=True))
     workers = launch_spec(plan, stdin_is_terminal=is_terminal).workers
     assert [(worker.stdin, worker.foreground) for worker in workers] == [
-        (Stdio.null(), False),
+        (Stdio.unreadable() if is_terminal else Stdio.null(), False),
         (Stdio.inherit(), is_terminal),
     ]
 

@@ -80,6 +80,12 @@ def plan_output(
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
     """
     count = len(shown.ranks)
+    stdin, seen = _stdin(request.stdin, shown.ranks, shown.world_size), _shown(request, count)
+    if console.stdin_is_terminal and stdin is not None and not seen[stdin]:  # nobody would see its prompt
+        if request.stdin:
+            request = replace(request, local_ranks=f"{request.local_ranks},{stdin}")
+        elif True in seen:
+            stdin = seen.index(True)
     words = _words(request)
     attempt_dir = None if place.run_dir is None else f"{place.run_dir}/attempt_{place.attempt}"
     tee_prefixes = _tee_prefixes(request, shown)
@@ -92,7 +98,7 @@ def plan_output(
     return OutputPlan(
         routes=tuple(routes),
         prefixes=_prefixes(request, shown, console, plain=bool(words)),
-        stdin=_stdin(request.stdin, shown.ranks, shown.world_size),
+        stdin=stdin,
         line_files=tuple(
             [(stream, f"{attempt_dir}/filtered_{name}.log", some) for stream, name, some in words]
         ),

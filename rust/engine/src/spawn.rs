@@ -109,6 +109,11 @@ impl Spawner {
         self.mask = mask;
     }
 
+    /// Our terminal may have another size, which workers ask their stdin for.
+    pub(crate) fn resize(&self) {
+        self.slots.resize();
+    }
+
     /// Call this once before each group.
     pub(crate) fn prepare(&mut self) -> io::Result<()> {
         self.programs.clear();

@@ -78,6 +78,8 @@ pub enum Stdio {
     Inherit,
     /// `/dev/null`.
     Null,
+    /// For stdin: a terminal of the size of ours, from which nothing can be read.
+    Unreadable,
     /// A file that the worker reads or writes by itself. Created with mode 0640.
     File {
         /// Its path, relative to this process's directory.
@@ -294,6 +296,9 @@ pub enum SpecError {
     /// Two workers are marked foreground.
     #[error("workers {0} and {1} are both marked foreground: only one can read from the terminal")]
     TwoForeground(usize, usize),
+    /// A stream that is written to cannot be the one that nothing can be read from.
+    #[error("worker {0}: only stdin can be unreadable")]
+    Unreadable(usize),
     /// stdin or stdout is joined to stdout. Only stderr can be.
     #[error("worker {0}: only stderr can be joined to stdout")]
     JoinedToItself(usize),
@@ -348,6 +353,9 @@ impl LaunchSpec {
             if matches!(worker.stdio[0], Stdio::Pipe | Stdio::Log { .. }) {
                 return Err(SpecError::StdinPipe(index));
             }
+            if worker.stdio[1..].contains(&Stdio::Unreadable) {
+                return Err(SpecError::Unreadable(index));
+            }
             if worker.stdio[..2].contains(&Stdio::Stdout) {
                 return Err(SpecError::JoinedToItself(index));
             }
@@ -386,11 +394,15 @@ mod tests {
     }
 
     fn keeping(fds: &[i32]) -> Result<(), SpecError> {
+        checked([Stdio::Null, Stdio::Null, Stdio::Null], fds)
+    }
+
+    fn checked(stdio: [Stdio; 3], fds: &[i32]) -> Result<(), SpecError> {
         let worker = WorkerSpec {
             argv: vec![c"true".into()],
             env: Vec::new(),
             cwd: None,
-            stdio: [Stdio::Null, Stdio::Null, Stdio::Null],
+            stdio,
             cpus: Vec::new(),
             memory: None,
             foreground: false,
@@ -421,6 +433,18 @@ mod tests {
             assert_eq!(keeping(&[7, stream]), Err(SpecError::KeptStream(0, stream)));
         }
         assert_eq!(keeping(&[7, 3, 7]), Err(SpecError::KeptTwice(0, 7)));
+    }
+
+    #[test]
+    fn only_stdin_can_be_unreadable() {
+        let (theirs, null) = (Stdio::Unreadable, Stdio::Null);
+        assert_eq!(checked([theirs.clone(), null.clone(), null.clone()], &[]), Ok(()));
+        for stdio in [
+            [null.clone(), theirs.clone(), null.clone()],
+            [null.clone(), null, theirs],
+        ] {
+            assert_eq!(checked(stdio, &[]), Err(SpecError::Unreadable(0)));
+        }
     }
 
     #[test]

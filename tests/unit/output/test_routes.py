@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -287,6 +287,28 @@ def test_joined_streams_and_those_of_a_plug_in_are_teed_too() -> None:
 )
 def test_who_reads_stdin(text: str, ranks: tuple[int, ...], world_size: int, expected: int | None) -> None:
     assert _plan(0, ranks=ranks, world_size=world_size, stdin=text).stdin == expected
+
+
+@pytest.mark.parametrize(
+    "asked, stdin, shown",
+    [
+        ({}, 0, [True, True, True]),
+        ({"local_ranks": "0,2"}, 0, [True, False, True]),
+        ({"local_ranks": "1,2"}, 1, [False, True, True]),
+        ({"local_ranks": "1", "stdin": "2"}, 2, [False, True, True]),
+        ({"local_ranks": "1", "stdin": "none"}, None, [False, True, False]),
+        ({"local_ranks": "9"}, 0, [False, False, False]),
+    ],
+)
+def test_the_worker_that_reads_a_terminal_is_shown(
+    asked: dict[str, Any], stdin: int | None, shown: list[bool]
+) -> None:
+    """Nobody could answer a prompt that is hidden. A pipe goes to the first worker, hidden or not."""
+    plan = _plan(3, Console("terminal", "terminal", stdin_is_terminal=True), **asked)
+    assert plan.stdin == stdin
+    assert [stdout != Route() for stdout, _ in plan.routes] == shown
+    if "stdin" not in asked:
+        assert _plan(3, TERMINAL, **asked).stdin == 0
 
 
 @pytest.mark.parametrize("text", ["2", "-1", "all", "\u0663", "9" * 5000])

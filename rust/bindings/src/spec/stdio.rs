@@ -29,6 +29,12 @@ impl Stdio {
         Self(engine::Stdio::Null)
     }
 
+    /// For stdin only: a terminal of the size of ours from which nothing can be read.
+    #[staticmethod]
+    fn unreadable() -> Self {
+        Self(engine::Stdio::Unreadable)
+    }
+
     /// A file that the worker writes directly.
     #[staticmethod]
     #[pyo3(signature = (path, *, append = false))]
@@ -82,6 +88,7 @@ impl Stdio {
         match self.0 {
             engine::Stdio::Inherit => "inherit",
             engine::Stdio::Null => "null",
+            engine::Stdio::Unreadable => "unreadable",
             engine::Stdio::File { .. } => "file",
             engine::Stdio::Fd(_) => "fd",
             engine::Stdio::Pipe => "pipe",

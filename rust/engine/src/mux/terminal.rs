@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::stdio::{stderr, stdout};
+use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{
     LocalModes, OptionalActions, OutputModes, Winsize, isatty, tcgetattr, tcgetwinsize, tcsetattr,
     tcsetwinsize,
@@ -16,6 +17,8 @@ use crate::mux::text::width;
 
 /// The smallest width that a worker's terminal gets.
 const FEWEST_COLUMNS: u16 = 20;
+/// What a terminal takes for the end of its input, as often as workers may look for it.
+const ENDS: [u8; 256] = [4; 256];
 
 /// Opens a pseudo terminal: first the end that we read, then the end that the worker writes to. It has the size of
 /// our terminal, without the width of the prefix.
@@ -24,23 +27,60 @@ const FEWEST_COLUMNS: u16 = 20;
 ///
 /// [pty(7)](https://man7.org/linux/man-pages/man7/pty.7.html)
 pub(crate) fn open_terminal(prefix: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let ours = openpt(flags)?;
+    let pair = open_pair(OpenptFlags::RDWR)?;
+    if let Some(size) = own_size() {
+        set_size(pair.0.as_fd(), size, prefix);
+    }
+    Ok(pair)
+}
+
+fn open_pair(access: OpenptFlags) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = openpt(OpenptFlags::RDWR | flags)?;
     unlockpt(&ours)?;
-    let theirs = ioctl_tiocgptpeer(&ours, flags)?;
+    let theirs = ioctl_tiocgptpeer(&ours, access | flags)?;
     let mut modes = tcgetattr(&theirs)?;
     modes.output_modes.remove(OutputModes::OPOST);
     modes.local_modes.remove(LocalModes::ECHO);
     tcsetattr(&theirs, OptionalActions::Now, &modes)?;
-    if let Some(size) = own_size() {
-        set_size(ours.as_fd(), size, prefix);
-    }
     Ok((ours, theirs))
 }
 
-/// Size of our terminal; `None` if neither stdout nor stderr is a terminal.
+/// A terminal that workers have as stdin to ask for its size, which is that of ours (`stty size`).
+///
+/// They cannot read from it, as under `nohup`. Something to read is there nevertheless, because GNU readline waits for
+/// it before it reads. It is the end of the input, for a debugger that opens `/dev/stdin`.
+pub(crate) struct Unreadable {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+}
+
+impl Unreadable {
+    pub(crate) fn open() -> Result<Self, Errno> {
+        let (ours, theirs) = open_pair(OpenptFlags::from_bits_retain(OFlags::WRONLY.bits()))?;
+        rustix::io::write(&ours, &ENDS)?;
+        let terminal = Self { ours, theirs };
+        terminal.resize();
+        Ok(terminal)
+    }
+
+    /// Gives it the present size of ours.
+    pub(crate) fn resize(&self) {
+        if let Some(size) = own_size() {
+            set_size(self.ours.as_fd(), size, b"");
+        }
+    }
+}
+
+impl AsFd for Unreadable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+}
+
+/// Size of our terminal; `None` if no standard stream is one.
 pub(super) fn own_size() -> Option<Size> {
-    let terminal = [stdout(), stderr()].into_iter().find(|fd| isatty(fd));
+    let terminal = [stdout(), stderr(), stdin()].into_iter().find(|fd| isatty(fd));
     terminal.map(size_of)
 }
 
@@ -101,6 +141,24 @@ mod tests {
             Err(Errno::IO),
             "the end of its output"
         );
+    }
+
+    #[test]
+    fn a_terminal_that_cannot_be_read_has_an_end_for_whoever_opens_it_anew() {
+        let terminal = Unreadable::open().unwrap();
+        let size = Size {
+            columns: 100,
+            rows: 30,
+        };
+        set_size(terminal.ours.as_fd(), size, b"");
+        assert!(isatty(&terminal));
+        assert_eq!(size_of(terminal.as_fd()), size);
+        let mut text = [0; 8];
+        assert_eq!(rustix::io::read(&terminal, &mut text), Err(Errno::BADF));
+        let again = ioctl_tiocgptpeer(&terminal.ours, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        for _ in 0..3 {
+            assert_eq!(rustix::io::read(&again, &mut text), Ok(0));
+        }
     }
 
     #[test]

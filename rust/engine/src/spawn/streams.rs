@@ -9,7 +9,7 @@ use rustix::io::{DupFlags, Errno, dup3, fcntl_dupfd_cloexec, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::event::{Stage, StartFailure};
-use crate::mux::{open_log, open_output, open_terminal};
+use crate::mux::{Unreadable, open_log, open_output, open_terminal};
 use crate::spec::{Stdio, WorkerSpec};
 use crate::sys::clone::StdioSource;
 
@@ -27,6 +27,7 @@ pub(super) struct Ends {
 /// streams.
 pub(super) struct Slots {
     null: OwnedFd,
+    unreadable: Option<Unreadable>,
     parked: [OwnedFd; 3],
     busy: [bool; 3],
 }
@@ -38,6 +39,7 @@ impl Slots {
         Ok(Self {
             parked: [park()?, park()?, park()?],
             null,
+            unreadable: None,
             busy: [false; 3],
         })
     }
@@ -86,6 +88,16 @@ impl Slots {
             Stdio::Inherit => return Ok(StdioSource::Same),
             Stdio::Stdout => return Ok(StdioSource::Stdout),
             Stdio::Null => {}
+            Stdio::Unreadable => {
+                if self.unreadable.is_none() {
+                    // A worker that cannot ask for the size is better than no worker.
+                    self.unreadable = Unreadable::open().ok();
+                }
+                if let Some(terminal) = &self.unreadable {
+                    self.busy[stream] = true;
+                    dup3(terminal, &mut self.parked[stream], DupFlags::CLOEXEC)?;
+                }
+            }
             Stdio::File { path, append } => {
                 let file = open_stream(path, stream == 0, *append)?;
                 let has_errors = stream == 2 || (stream == 1 && spec.stdio[2] == Stdio::Stdout);
@@ -127,6 +139,11 @@ impl Slots {
     fn fill_slot(&mut self, stream: usize, source: BorrowedFd<'_>) -> Result<(), Errno> {
         self.busy[stream] = true;
         dup3(source, &mut self.parked[stream], DupFlags::CLOEXEC)
+    }
+
+    /// Our terminal may have another size.
+    pub(super) fn resize(&self) {
+        self.unreadable.iter().for_each(Unreadable::resize);
     }
 
     /// Releases what was placed. A slot that kept a pipe's write end would hide the end of that stream.

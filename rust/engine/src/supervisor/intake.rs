@@ -214,6 +214,9 @@ impl Supervisor {
         if self.only_tells() {
             return;
         }
+        if received.signal == libc::SIGWINCH {
+            self.spawner.resize();
+        }
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
             // The workers get the signal once their terminals have the new size.
             mux.resize(received.from_terminal);
