@@ -49,9 +49,9 @@ class Debugger:
         self._stream.close()
         self._socket.close()
 
-    def attach(self, path: str, line: int) -> None:
-        """Attach, with a breakpoint in that line of the file. A program that waits for us goes on."""
-        attached = self._send("attach", {"justMyCode": False})
+    def attach(self, path: str, line: int, request: str = "attach", **arguments: Any) -> None:
+        """Attach, or ``launch``, with a breakpoint in that line of a file. A program that waits goes on."""
+        attached = self._send(request, {"justMyCode": False, **arguments})
         self.hear("initialized")
         found = self.ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": line}])
         assert [one["verified"] for one in found["breakpoints"]] == [True]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dsl import _own_process
-
-_own_process.claim()  # before anything else is imported
-
-from dsl.cli.deepspeed import main  # noqa: E402  after `claim`
-
 __all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command ``dsl``, as `dsl.run.command` runs ``dslrun``."""
+    from dsl import _own_process
+
+    _own_process.enter()  # before anything else is imported
+
+    from dsl.cli import deepspeed
+
+    return deepspeed.main()
+
 
 if __name__ == "__main__":
     import sys
 
-    sys.exit(main())
+    if code := main():
+        sys.exit(code)

@@ -17,7 +17,7 @@ from marshal import loads
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import CodeType, ModuleType
+    from types import CodeType, FrameType, ModuleType
     from typing import Any
 
 PACKAGE = "dsl"
@@ -27,6 +27,53 @@ START = "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; "
 """First statements of ``python -c``: modules do not come from the working directory."""
 
 _claimed: list[object] = []
+_sharers: list[str] = []
+
+
+def enter() -> None:
+    """Begin a command: claim the process, unless somebody else needs it, too, and to its normal end."""
+    if is_followed() or _is_traced() or _is_called():
+        _sharers.append("a tool")
+    else:
+        claim()
+
+
+def is_shared() -> bool:
+    """Whether a debugger, a profiler or another program needs the process of this command, too."""
+    return bool(_sharers)
+
+
+def is_followed() -> bool:
+    """Whether a tool has replaced a function that starts processes, so that it can follow them."""
+    subprocess: Any = sys.modules.get("subprocess")
+    functions = [vars(os)[name] for name in ("fork", "posix_spawn")]
+    if subprocess is not None:
+        first = subprocess.Popen.__init__
+        if type(first) is not type(claim) or first.__globals__ is not vars(subprocess):
+            return True
+        functions += [sys.modules["_posixsubprocess"].fork_exec, getattr(subprocess, "_fork_exec", len)]
+    return any(type(one) is not type(len) for one in functions)
+
+
+def _is_traced() -> bool:
+    monitoring = getattr(sys, "monitoring", None)
+    tools = () if monitoring is None else map(monitoring.get_tool, range(6))
+    return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
+
+
+def _is_called() -> bool:
+    """Whether other code than the start of this program, such as a profiler, has called the command."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  no other call tells who calls, and this one costs nothing
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+        frame = frame.f_back
+    program = {} if frame is None else frame.f_globals
+    while frame is not None and (frame.f_globals is program or frame.f_code.co_name in _RUNPY):
+        frame = frame.f_back
+    return frame is not None
+
+
+_RUNPY = ("_run_code", "_run_module_as_main")
+"""Functions of `runpy` by which ``python -m`` calls a program."""
 
 
 def claim() -> None:

@@ -29,4 +29,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command(**_WAYS))
+    if code := command(**_WAYS):
+        sys.exit(code)

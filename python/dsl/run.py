@@ -60,11 +60,11 @@ def command(*, program: str = "dslrun", local_rank_arg: str = "none") -> int:
     """Run the command ``dslrun``, which takes over this process and ends it with the job.
 
     ``program``: our name in usage errors. ``local_rank_arg``: the default of that option. Returns the exit
-    code only if nothing was started.
+    code if nothing was started, or if a debugger, a profiler or another program needs this process, too.
     """
     from dsl import _own_process
 
-    _own_process.claim()  # before anything else is imported
+    _own_process.enter()  # before anything else is imported
 
     from dsl.cli import torchrun
 
@@ -72,4 +72,5 @@ def command(*, program: str = "dslrun", local_rank_arg: str = "none") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command())
+    if code := command():  # after a success, who has called this module may go on
+        sys.exit(code)

@@ -87,7 +87,9 @@ def test_who_turns_it_off_after_a_restore_is_not_overruled() -> None:
 @pytest.mark.parametrize(
     "module, claims",
     [
-        ("dsl.__main__", True),
+        ("dsl.__main__ as door; door.main()", True),
+        ("dsl.run as door; door.command()", True),
+        ("dsl.__main__", False),
         ("dsl.run", False),
         ("dsl.launch", False),
         ("dsl.runner", False),
@@ -95,7 +97,15 @@ def test_who_turns_it_off_after_a_restore_is_not_overruled() -> None:
     ],
 )
 def test_the_commands_claim_their_process_and_the_library_never_does(module: str, *, claims: bool) -> None:
-    code = f"import gc, {module}; print(gc.isenabled())"
+    code = f"""
+import gc, sys
+sys.argv[1:] = ["--bad"]
+try:
+    import {module}
+except SystemExit:
+    pass
+print(gc.isenabled())
+"""
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
     )

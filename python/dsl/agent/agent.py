@@ -151,6 +151,8 @@ class Agent:
         """Started fork servers, each with its number in the engine."""
         self.warm_calls: WarmCalls | None = None
         """Warm servers that were called before the command became guard and agent; None: the agent calls."""
+        self.change: Callable[[NodePlan], NodePlan] = lambda plan: plan
+        """What the tools of this process make of the plan of another attempt."""
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
@@ -200,7 +202,7 @@ class Agent:
                 plan = self._source.plan(history.count)
                 if plan is None:
                     return self._end(replace(decision, kind="end"))
-                self._prepare(self._source.prepare(plan))
+                self._prepare(self.change(self._source.prepare(plan)))
                 restarts = history.restarts + decision.counted
                 restarts = restarts if decision.restarts is None else decision.restarts
                 self._history = replace(history, restarts=restarts, regroups=False, news=(), awaits="")

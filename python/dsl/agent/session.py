@@ -16,6 +16,7 @@ from dsl import BindingError, Ended, EngineError, Guard, SpecError, Supervisor, 
 from dsl.agent.agent import Agent
 from dsl.agent.policy import decide
 from dsl.errors import DslError
+from dsl.model.job import Notice
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, optional, say
 from dsl.signals import ENDING, MORE_PROCESSES, end_on_request, signal_name
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dsl.agent.roles import Channel, Listener, Plans, Policy
     from dsl.agent.timers import FileTimers
     from dsl.agent.warm import WarmCalls
-    from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Outcome
@@ -144,7 +144,8 @@ class Session:
     def run_guarded(self) -> int:
         """Run the job, and end this process with the command's exit code (G2).
 
-        Forks: the caller becomes the guard, the child the agent. Returns only if nothing was started.
+        Forks: the caller becomes the guard, the child the agent. Returns only if nothing was started, or if
+        others need this process, too.
         """
         plan = self._plan()
         if plan is None:
@@ -198,11 +199,17 @@ class Session:
             return None
         succeeded, calls = False, None
         try:
-            plan, calls = self._call_warm(self._prepare(plan), ())
+            plan = self._prepare(plan)
+            is_followed = _own_process.is_followed()
+            if is_followed:
+                plan = self._follow(plan)
+            plan, calls = self._call_warm(plan, ())
             crew = self._crew(plan)
             flush_output()
             agent = self._agent(plan, crew)
             agent.warm_calls = calls
+            if is_followed:
+                agent.change = self._follow
             result = conclude(_run_here(agent, plan))
             succeeded = True
         finally:
@@ -227,6 +234,15 @@ class Session:
         plan = self._source.prepare(plan)
         self._say(plan, is_made=True)
         return plan
+
+    def _follow(self, plan: NodePlan) -> NodePlan:
+        """The plan as the tools of this process start it."""
+        from dsl.agent.followed import as_followed
+
+        if plan.fork_servers and not plan.attempt and self._tell is not None:
+            text = "the workers are executed, not forked: a tool of this process follows what it starts"
+            self._tell(plan, [Notice("info", text)])
+        return as_followed(plan)
 
     def _call_warm(self, plan: NodePlan, mask: Collection[int] | None) -> tuple[NodePlan, WarmCalls | None]:
         """Call the warm servers of the plan, and start those that are missing with this signal mask, if any.
@@ -285,7 +301,9 @@ class Session:
         run: Callable[[Supervisor], int],
         calls: WarmCalls | None = None,
     ) -> int:
-        """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made.
+        """Become the guard of a child that calls ``run``. Returns if one of them cannot be made.
+
+        It also returns if others need this process, too.
 
         ``calls`` are the child's, and the guard's when the child was killed.
         """
@@ -326,6 +344,8 @@ class Session:
         code = 1 if outcome.survivors and not outcome.code else outcome.code
         if background is not None:
             background.end(code)
+        if _own_process.is_shared():
+            return code
         if outcome.terminal_interrupt and code == 128 + SIGINT:
             die_of_interrupt()
         flush_output()

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 STRICT_VARIABLE = "DSL_STRICT"
 """With the value 1: the same as ``--strict``."""
 
+USUAL_STOP = (1, 2, 3, 15)
+"""SIGHUP, SIGINT, SIGQUIT and SIGTERM end a job, unless the user says more."""
+
 
 def _with_details(level: Level) -> Level:
     return "detail" if level == "info" else level
@@ -135,6 +138,8 @@ class Command:
             request = replace(request, log_level=_with_details(request.log_level))
         level = request.log_level
         planned = plan_job(request, facts)
+        if _own_process.is_shared() and _may_stay(request, planned, background):
+            return self._start_here(request, show, facts, argv)
 
         def tell(notices: Sequence[Notice]) -> None:
             self.show(notices, level)
@@ -190,6 +195,23 @@ class Command:
             lambda plan: (*planned.notices, *planner.notices(plan)),
         ).run_guarded()
 
+    def _start_here(self, request: Request, show: ShowRequest, facts: Facts, argv: tuple[str, ...]) -> int:
+        """Run the job in this process alone, which a debugger or a profiler needs to its normal end."""
+        from dsl.functions.launcher import ChildFailedError, run_request
+        from dsl.functions.signals import HandledSignals
+        from dsl.report.narrator import CONSOLE
+        from dsl.report.plan import show_plan
+
+        def preview(plan: NodePlan) -> bool:
+            return show_plan(show, plan, facts.environ, self.say)
+
+        try:
+            with HandledSignals(request.signals.stop or USUAL_STOP):
+                run_request(request, facts, sink=CONSOLE, preview=preview, argv=argv)
+        except ChildFailedError as error:
+            return error.exit_code
+        return 0
+
     def stray_flags(
         self,
         argv: Sequence[str],
@@ -208,6 +230,11 @@ class Command:
                 mend = f"put it before the script if it was meant for {self.name}"
                 return [Notice("warning", f"{written} comes after the script and goes to {script}, {mend}")]
         return []
+
+
+def _may_stay(request: Request, planned: JobPlan, background: Background | None) -> bool:
+    """Whether a job can be run without a guard and an agent of its own."""
+    return planned.remote is None and background is None and request.signals.preempt is None
 
 
 def _start_on_hosts(

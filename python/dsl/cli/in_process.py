@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request, with_strictness
 from dsl.cli.options import BadValueError, Option
@@ -82,20 +81,11 @@ def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> No
     nodes = (least, least if most is None else most)
     if request.flavour == "torch" and shown.is_dry and meeting_kind(request.meeting, nodes) == "dynamic":
         raise UnsupportedError("dry_run of nodes that find each other: use the command dslrun")
-    if facts.console.stdin_is_terminal and not request.output.stdin:
-        # A worker that reads a terminal is in our process group, and would get Ctrl-C from there and from us.
-        request = replace(request, output=replace(request.output, stdin="none"))
 
     def preview(plan: NodePlan) -> bool:
         return show_plan(shown, plan, facts.environ, lambda line: log("info", line))
 
-    run_request(
-        request,
-        facts,
-        sink=sink,
-        preview=preview,
-        stdin_is_terminal=facts.console.stdin_is_terminal,
-    )
+    run_request(request, facts, sink=sink, preview=preview)
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
 from dsl.errors import DslError, RendezvousError, UnsupportedError
@@ -180,17 +181,21 @@ def run_request(
     held: HeldServers | None = None,
     sink: Sink | None = None,
     preview: Callable[[NodePlan], bool] | None = None,
-    stdin_is_terminal: bool = False,
+    argv: tuple[str, ...] = (),
 ) -> dict[int, Any]:
     """Run this node's part of a job in this process; returns {global rank: result}.
 
     ``call`` is the function for the workers and its arguments; without a call the request's program runs, and
     the results are None. ``held`` holds the warm servers that the job uses. ``sink`` takes what the user
     should know (default: the logger ``dsl``). ``preview`` takes the first plan before anything is created; if
-    ``preview`` returns true, nothing is started.
-    ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
-    raises, and ScriptError for a script that does not exist.
+    ``preview`` returns true, nothing is started. ``argv``: what the user has typed.
+
+    Raises what `launch_agent` raises, and ScriptError for a script that does not exist.
     """
+    stdin_is_terminal = request.flavour != "functions" and facts.console.stdin_is_terminal
+    if stdin_is_terminal and not request.output.stdin:
+        # A worker that reads a terminal is in our process group, and would get Ctrl-C from there and from us.
+        request = replace(request, output=replace(request.output, stdin="none"))
     planned = plan_job(request, facts)
     if planned.remote is not None:
         raise UnsupportedError(
@@ -205,7 +210,9 @@ def run_request(
         if request.events is not None:
             from dsl.report.recorder import record_job
 
-            recorder, file = record_job(request.events, planned, (), facts, lambda text: log("warning", text))
+            recorder, file = record_job(
+                request.events, planned, argv, facts, lambda text: log("warning", text)
+            )
             stack.callback(file.close)
         others: FixedNodes | TorchNodes | None = None
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
