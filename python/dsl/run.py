@@ -1,7 +1,7 @@
 """The counterpart of ``torch.distributed.run``: its functions, and ``dslrun`` as ``python -m dsl.run``.
 
 The functions do what torch's do (torch 2.13). They run in the caller's process, and the caller goes on
-afterwards.
+afterwards. Further public names of torch's module are here, too, as the installed torch has them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from typing import Any
 
-__all__ = ["command", "get_args_parser", "main", "parse_args", "run"]
+    from dsl.functions import LaunchConfig
+
+__all__ = ["command", "config_from_args", "get_args_parser", "main", "parse_args", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    from dsl.functions.torch_names import name_of_torch
+
+    return name_of_torch(name, "torch.distributed.run", globals())
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -49,6 +58,13 @@ def run(args: argparse.Namespace) -> None:
     from dsl.cli import in_process
 
     in_process.run(args)
+
+
+def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[str]]:
+    """The config, the program and its arguments with which `dsl.functions.elastic_launch` does `run`."""
+    from dsl.cli import in_process
+
+    return in_process.config_from_args(args)
 
 
 def main(args: Sequence[str] | None = None) -> None:

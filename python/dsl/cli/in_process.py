@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
+from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request, with_strictness
 from dsl.cli.options import BadValueError, Option
@@ -11,9 +13,12 @@ from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.reader import Options
 from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
-from dsl.functions.config import refuse_nameless
+from dsl.functions.config import LaunchConfig, refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
-from dsl.plan.meeting_point import meeting_kind
+from dsl.lists import parse_number
+from dsl.plan.flavours import TORCH
+from dsl.plan.meeting_point import STATIC, meeting_kind
+from dsl.plan.program import LOCAL_RANK_MACRO, worker_commands
 from dsl.report.narrator import CONSOLE
 from dsl.report.plan import show_plan
 
@@ -71,6 +76,45 @@ def _refuse_process_matters(options: Options, command: str) -> None:
         )
     if options.detach:
         raise UnsupportedError(f"detach: a program stays with its job, use the command {command}")
+
+
+_OPTIONS = {
+    "run_id": "rdzv_id", "numa_options": "numa_binding", "grace_s": "grace",
+    "partial_after_s": "partial_after", "hang_timeout_s": "hang_timeout", "warm_for_s": "warm_for",
+}  # fmt: skip
+"""Options whose names are not those of the fields of a `LaunchConfig`."""
+
+
+def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[str]]:
+    """A config, a program and its arguments for the values, as torch's function of that name makes them."""
+    options = _options(args)
+    given = vars(options)
+    least, most = torchrun.parse_nnodes(options.nnodes)
+    fields: dict[str, Any] = {
+        name: given.get(_OPTIONS.get(name, name)) for name in LaunchConfig.__dataclass_fields__
+    }
+    fields.update(
+        min_nodes=least,
+        max_nodes=most,
+        nproc_per_node=parse_number(options.nproc_per_node) or options.nproc_per_node,
+        rdzv_configs=dict([one.strip().partition("=")[::2] for one in options.rdzv_conf.split(",") if one]),
+        start_method="spawn" if options.start_method == "auto" else options.start_method,
+        local_ranks_filter=[int(one) for one in options.local_ranks_filter.split(",") if one] or None,
+        duplicate_stdout_filters=list(filter(None, options.duplicate_stdout_filters.split(","))) or None,
+        duplicate_stderr_filters=list(filter(None, options.duplicate_stderr_filters.split(","))) or None,
+    )
+    if options.rdzv_backend == STATIC:
+        fields["rdzv_configs"]["rank"] = options.node_rank
+        if options.master_port and not options.rdzv_endpoint:
+            fields["rdzv_endpoint"] = f"{options.master_addr}:{options.master_port}"
+    program = torchrun.to_request(options).program
+    if program.local_rank_option:  # the launch fills in the number
+        option = f"{program.local_rank_option}={LOCAL_RANK_MACRO}"
+        program = replace(program, local_rank_option="", args=(option, *program.args))
+    flavour = replace(TORCH, fills_local_rank=False)
+    first, *rest = worker_commands(program, flavour, os.environ, sys.executable, [""])[0]
+    given = {name: value for name, value in fields.items() if value not in (None, "")}
+    return LaunchConfig(**given), first, rest
 
 
 def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> None:

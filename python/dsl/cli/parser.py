@@ -106,6 +106,7 @@ class Parser(HelpParser):
         """Values of the last command line that are from the environment, each with its variable."""
         for dest, variable in line.variables_of(self._environ).items():
             self.set_defaults(**{dest: f"{self._environ[variable]}, from {variable}"})  # for the help
+        self._defaults_of_ours = {option.dest: self.get_default(option.dest) for option in line.options}
 
     def format_brief(self) -> str:
         """Help for one screen."""
@@ -129,7 +130,8 @@ class Parser(HelpParser):
         """As argparse; values from the environment are read, too. Exits with 2 for bad values."""
         found = argparse.Namespace() if namespace is None else namespace
         for option in self._line.options:
-            if not hasattr(found, option.dest):
+            is_theirs = self.get_default(option.dest) is not self._defaults_of_ours[option.dest]
+            if not hasattr(found, option.dest) and not is_theirs:  # a default that the program has set counts
                 setattr(found, option.dest, _UNSAID)
         found, rest = super().parse_known_args(args, found)
         given = {name: value for name, value in vars(found).items() if value is not _UNSAID}

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 TORCHS_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
 
+__all__ = ["ChildFailedError", "ProcessFailure"]
+
+
+def __getattr__(name: str) -> Any:
+    from dsl.functions.torch_names import name_of_torch
+
+    return name_of_torch(name, TORCHS_ERRORS, globals())
+
 
 class ProcessFailure:
     """One failed worker, as torch shows it. ``failure`` has everything that is known about it."""

@@ -72,6 +72,12 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    from dsl.functions.torch_names import name_of_torch
+
+    return name_of_torch(name, "torch.distributed.launcher.api", globals())
+
+
 class elastic_launch:  # noqa: N801  torch's name
     """Call an instance to run the entrypoint with the arguments in every worker, and to wait for all workers.
 
