@@ -24,7 +24,7 @@ ROOMS = (
     *("devices", "facts", "forkserver", "binding", "output", "rendezvous", "plan", "launchers", "control"),
     *("doctor", "conductor", "observe", "report", "evidence", "spec", "agent", "functions", "autotune"),
     "cli",
-    *("__main__", "node", "fanout", "run", "launch", "runner"),
+    *("__main__", "run", "launch", "runner"),
 )
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
@@ -336,9 +336,7 @@ def test_no_record_on_the_way_to_the_plan_holds_a_callable_or_a_live_object(name
 def test_nothing_below_the_command_line_imports_it() -> None:
     users = [name for name in modules() if any(target.startswith("dsl.cli") for _, target in imported(name))]
     assert [
-        name
-        for name in users
-        if not name.startswith(("dsl.cli", "dsl.run", "dsl.launch", "dsl.node", "dsl.fanout", "dsl.__main__"))
+        name for name in users if not name.startswith(("dsl.cli", "dsl.run", "dsl.launch", "dsl.__main__"))
     ] == []
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # the built-in module behind `signal`, which has no stub
 import sys
 
-# With `python -m dsl.node` and the like the whole process is ours, so Ctrl-C ends it without a traceback.
+# With `python -m dsl.run` and the like the whole process is ours, so Ctrl-C ends it without a traceback.
 # While Python looks for the module, `sys.argv[0]` is `-m` instead of the module's name.
 if (
     getattr(sys, "argv", [])[:1] == ["-m"]
-    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__
+    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] in (__name__, "dsl_launcher")
     and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 ):
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

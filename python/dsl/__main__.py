@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["main"]
 
 
@@ -16,8 +18,5 @@ def main() -> int:
     return deepspeed.main()
 
 
-if __name__ == "__main__":
-    import sys
-
-    if code := main():
-        sys.exit(code)
+if __name__ == "__main__" and (code := main()):
+    sys.exit(code)

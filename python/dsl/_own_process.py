@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 PACKAGE = "dsl"
 HEADER = 16  # bytes of a compiled file before its code
 
-START = "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; "
-"""First statements of ``python -c``: modules do not come from the working directory."""
+START = "import sys, dsl_launcher; "
+"""First statements of ``python -c``: our modules come first, whatever the user's are called."""
 
 _claimed: list[object] = []
 _sharers: list[str] = []

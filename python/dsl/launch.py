@@ -37,6 +37,10 @@ def main(args: Sequence[str] | None = None) -> None:
     run(parse_args(args))
 
 
-if __name__ == "__main__":
-    if code := command(**_WAYS):
-        sys.exit(code)
+def start() -> int:
+    """Run the command, as `dsl.run.command` runs ``dslrun``."""
+    return command(**_WAYS)
+
+
+if __name__ == "__main__" and (code := start()):
+    sys.exit(code)

@@ -87,6 +87,5 @@ def command(*, program: str = "dslrun", local_rank_arg: str = "none") -> int:
     return torchrun.main(program=program, local_rank_arg=local_rank_arg)
 
 
-if __name__ == "__main__":
-    if code := command():  # after a success, who has called this module may go on
-        sys.exit(code)
+if __name__ == "__main__" and (code := command()):  # after a success, who has called this module may go on
+    sys.exit(code)

@@ -62,7 +62,7 @@ DOORS = {
     "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),
     "-m dsl": (MODULE, ("--num_gpus", "2", "--no_python", "/bin/true")),
     "-m dsl.run": (MODULE, ("--nproc-per-node", "2", "--no-python", "/bin/true")),
-    "-m dsl.node": (MODULE, ("--stdio",)),
+    "-m dsl_launcher.node": (MODULE, ("--stdio",)),
 }
 
 

@@ -27,7 +27,7 @@ class Keeper:
         self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dsl.fanout", str(path)],
+                [sys.executable, "-m", "dsl_launcher.fanout", str(path)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 text=True,

@@ -126,7 +126,9 @@ class Fleet:
         pids = {
             one.pid
             for one in host.strangers()
-            if "-m dsl.node" in one.command and "python" in one.name and identity(host, one) not in but
+            if "-m dsl_launcher.node" in one.command
+            and "python" in one.name
+            and identity(host, one) not in but
         }
         above = {pid: found.ppid for pid in pids if (found := processes.find(pid, proc)) is not None}
         return sorted((parent, pid) for pid, parent in above.items() if parent in pids)

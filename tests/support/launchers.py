@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dsl.launchers.base import Start
     from dsl.model.remote import LauncherName
 
-WORDS = ("-m", "dsl.node", "--connect", "10.0.0.1:7")
+WORDS = ("-m", "dsl_launcher.node", "--connect", "10.0.0.1:7")
 FOLDER = "/run/user/0/dsl"
 
 

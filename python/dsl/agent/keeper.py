@@ -1,4 +1,4 @@
-"""``python -m dsl.fanout FILE``: runs the programs that reach the hosts of a job, one for each host.
+"""``python -m dsl_launcher.fanout FILE``: runs the programs that reach the hosts of a job, one for each host.
 
 The engine supervises a group that does not change. If hosts come and go, or if there are more hosts than ssh
 reaches at once, these programs come and go. So the group has one program, the keeper, with these programs as

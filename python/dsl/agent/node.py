@@ -1,4 +1,4 @@
-"""``python -m dsl.node``: the agent on one host of a job, started by the head's launcher.
+"""``python -m dsl_launcher.node``: the agent on one host of a job, started by the head's launcher.
 
 The agent introduces itself to the head, gets the whole job over the connection, and runs its part as `dsl`
 runs a job on one host. Users never type this command: its options may change.
@@ -91,7 +91,9 @@ class AgentOptions:
             elif word in given:
                 given[word] = True
             else:
-                raise DslError(f"dsl.node is started by dsl on another host, it does not know {word!r}")
+                raise DslError(
+                    f"dsl_launcher.node is started by dsl on another host, it does not know {word!r}"
+                )
         self.addresses = tuple(values["--connect"].split(",")) if values["--connect"] else ()
         self.place = parse_number(values[PLACE])
         self.first_place = parse_number(values[FIRST_PLACE]) or 0

@@ -57,7 +57,7 @@ def starts_of(
         HostNameError: the launcher cannot be given the name of a host.
         LauncherError: the user's words for the launcher do not fit.
     """
-    words: tuple[str, ...] = ("-m", "dsl.node", "--heartbeat", f"{remote.heartbeat_s:g}")
+    words: tuple[str, ...] = ("-m", "dsl_launcher.node", "--heartbeat", f"{remote.heartbeat_s:g}")
     if uses_streams(job, remote):
         words += ("--stdio",)
     else:
@@ -126,7 +126,7 @@ def kept(starts: Sequence[Start], agents: Agents, at_once: int = 0) -> Start:
     path = f"{agents.folder}/commands.json"
     text = dumps({"at_once": at_once, "commands": [list(start.argv) for start in starts]})
     return Start(
-        argv=(agents.python, "-m", "dsl.fanout", path),
+        argv=(agents.python, "-m", "dsl_launcher.fanout", path),
         env=starts[0].env,
         unset=starts[0].unset,
         files=((path, text), *[file for start in starts for file in start.files]),

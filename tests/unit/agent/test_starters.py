@@ -238,7 +238,7 @@ def test_the_keeper_is_the_one_program_and_inherits_what_the_others_need() -> No
     plan = Stage(kept(starts, AGENTS)).plan
     (worker,) = plan.workers
     assert worker.stdin_fd is not None
-    assert worker.argv == ("/opt/py", "-m", "dsl.fanout", "/folder/commands.json")
+    assert worker.argv == ("/opt/py", "-m", "dsl_launcher.fanout", "/folder/commands.json")
     assert (worker.stdout.pipe, dict(worker.env), dict(plan.env)) == (True, {"KEY": "k"}, {"HOME": "/"})
 
 

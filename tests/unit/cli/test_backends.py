@@ -186,7 +186,7 @@ def node_plans(job: Job) -> list[NodePlan]:
 def starts(plan: JobPlan) -> tuple[Start, ...]:
     """What the launching host has to start."""
     assert plan.remote is not None
-    agents = Agents(("-m", "dsl.node"), "/opt/python", plan.job.hosts, folder="/folder")
+    agents = Agents(("-m", "dsl_launcher.node"), "/opt/python", plan.job.hosts, folder="/folder")
     return TABLE[plan.remote.launcher](plan.remote, agents)
 
 
@@ -316,7 +316,7 @@ def test_an_elastic_job_has_one_program_for_each_host_that_starts_one_agent(laun
     plan = planned(launcher, *ELASTIC)
     assert plan.remote is not None
     assert plan.remote.per_node
-    agents = Agents(("-m", "dsl.node"), "/opt/python", plan.job.hosts, folder="/folder")
+    agents = Agents(("-m", "dsl_launcher.node"), "/opt/python", plan.job.hosts, folder="/folder")
     starts = each_host(plan.remote, agents)
     assert [start.node_rank for start in starts] == [0, 1]
     for place, start in enumerate(starts):

@@ -112,7 +112,7 @@ def test_every_word_of_the_user_arrives_whole_and_in_order(
     (one,) = starts(launcher, slots, per_node=per_node, args=tuple(args))
     ends = range(len(one.argv) - len(args) + 1)
     assert any(list(one.argv[end : end + len(args)]) == args for end in ends)
-    assert one.argv[-5:] == ("/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7")
+    assert one.argv[-5:] == ("/opt/py", "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7")
 
 
 @pytest.mark.parametrize("launcher", RANK_LAUNCHERS)
@@ -135,7 +135,7 @@ def test_the_words_of_an_agent_survive_a_shell(
         if launcher == "pdsh":
             line = line.replace("%%", "\0").replace("%n", str(place)).replace("\0", "%")
         words = shlex.split(line)
-        expected = [python, "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", str(place)]
+        expected = [python, "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7", "--place", str(place)]
         assert words[-len(expected) :] == expected
 
 

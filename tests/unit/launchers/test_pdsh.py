@@ -11,7 +11,7 @@ from dsl.errors import HostNameError, LauncherError
 
 OWN = "-oBatchMode=yes -oClearAllForwardings=yes -oControlMaster=no"
 HOSTS = {"a": 2, "b": 1}
-WORDS = ["/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place"]
+WORDS = ["/opt/py", "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7", "--place"]
 
 
 def read(word: str, place: int) -> list[str]:
@@ -60,7 +60,7 @@ def test_interpreters_that_differ_are_chosen_there() -> None:
     assert words[2] == (
         '[ "$0" -ge 1 ] || exec /1 "$@"; [ "$0" -ge 3 ] || exec \'/x%n y\' "$@"; exec /3 "$@"'
     )
-    assert words[3:] == ["2", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "2"]
+    assert words[3:] == ["2", "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7", "--place", "2"]
 
 
 def test_a_script_is_sourced_first() -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dsl.model.remote import LauncherName
 
 KEY: Any = (("KEY", "s3cret"),)
-AGENT = "/opt/py -m dsl.node --connect 10.0.0.1:7"
+AGENT = "/opt/py -m dsl_launcher.node --connect 10.0.0.1:7"
 FILE = f"{FOLDER}/hosts"
 EQUAL = {"b": 2, "a": 2}
 UNEQUAL = {"b": 2, "a": 1, "c": 3}
@@ -183,7 +183,7 @@ def test_interpreters_that_differ_are_chosen_by_the_rank(launcher: LauncherName,
     place = one.argv.index("sh")
     assert one.argv[place + 1] == "-c"
     assert one.argv[place + 2] == f'[ "{rank}" -ge 3 ] || exec /1 "$@"; exec /3 "$@"'
-    assert one.argv[place + 3 :] == ("dsl", "-m", "dsl.node", "--connect", "10.0.0.1:7")
+    assert one.argv[place + 3 :] == ("dsl", "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7")
     by_node = start(launcher, UNEQUAL, pythons=("/1", "/1", "/3"), per_node=True)
     assert f'[ "{rank}" -ge 2 ] || exec /1 "$@"; exec /3 "$@"' in by_node.argv
 

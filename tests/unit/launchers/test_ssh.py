@@ -30,7 +30,7 @@ OPTIONS = [
     "-o",
     "ServerAliveCountMax=3",
 ]
-WORDS = ["exec", "/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7"]
+WORDS = ["exec", "/opt/py", "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7"]
 
 
 def test_every_host_has_a_command_that_is_its_agent() -> None:
@@ -98,7 +98,7 @@ def test_one_program_runs_the_commands_of_many_hosts_whose_agents_stay_behind() 
     found = starts("ssh", HOSTS, words=(*WORDS[2:], "--detach"))
     one = kept(found, make_agents(HOSTS), 64)
     ((path, text),) = one.files
-    assert one.argv[-3:] == ("-m", "dsl.fanout", path)
+    assert one.argv[-3:] == ("-m", "dsl_launcher.fanout", path)
     assert (one.speaks, one.node_rank, one.env) == (False, None, ())
     asked = json.loads(text)
     assert (asked["at_once"], asked["commands"]) == (64, [list(start.argv) for start in found])
