@@ -73,6 +73,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("_"):  # as each import asks for `__path__`
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dsl.functions.torch_names import name_of_torch
 
     return name_of_torch(name, "torch.distributed.launcher.api", globals())

@@ -10,8 +10,6 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-from dsl import functions
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +26,6 @@ def name_of_torch(name: str, module: str, ours: Mapping[str, Any]) -> Any:
         AttributeError: there is no such name, or no torch.
     """
     where = f"module {ours['__name__']!r} has no attribute {name!r}"
-    if name.startswith("_"):
-        raise AttributeError(where)
     try:
         copy = _copies.get(module) or _copy(module, ours)
     except ImportError as error:
@@ -46,6 +42,7 @@ def _copy(module: str, ours: Mapping[str, Any]) -> ModuleType:
         raise ImportError(f"no module {module}")
     copy = module_from_spec(spec)
     spec.loader.exec_module(copy)
+    functions: Any = import_module("dsl.functions")
     for name in vars(copy).keys() & {*functions.__all__, *ours["__all__"]}:
         setattr(copy, name, ours[name] if name in ours else getattr(functions, name))
     _copies[module] = copy
