@@ -72,7 +72,8 @@ def test_one_wheel_serves_every_python_from_3_10_on(wheel: Path) -> None:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     sources = {
         path.relative_to(ROOT / "python").as_posix()
-        for path in (ROOT / "python" / "dsl").rglob("*")
+        for package in ("dsl", "dsl_launcher")
+        for path in (ROOT / "python" / package).rglob("*")
         if path.suffix in {".py", ".pyi"}
     }
     with zipfile.ZipFile(wheel) as archive:
@@ -276,5 +277,6 @@ def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
     }
     assert crates <= names
     assert {"Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python/dsl/_core.pyi"} <= names
+    assert "python/dsl_launcher/run.py" in names
     assert {f"python/dsl.data/scripts/{command}" for command in (*COMMANDS, *TOOLS)} <= names
     assert {path.relative_to(ROOT).as_posix() for path in installed_files()} <= names
