@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 PACKAGE = "dsl"
 HEADER = 16  # bytes of a compiled file before its code
 
-START = "import sys, dsl_launcher; "
-"""First statements of ``python -c``: our modules come first, whatever the user's are called."""
+START = "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; import dsl_launcher; "
+"""First statements of ``python -c``: no module comes from the working directory, and ours come first."""
 
 _claimed: list[object] = []
 _sharers: list[str] = []

@@ -9,7 +9,7 @@ import this.
 import sys
 from os import environ, path, pathsep
 
-if sys.argv[0] in ("-m", "-c") and not getattr(sys.flags, "safe_path", sys.flags.isolated):
+if sys.argv[0] == "-m" and not getattr(sys.flags, "safe_path", sys.flags.isolated):
     del sys.path[0]  # the working directory
 if not sys.flags.ignore_environment:
     _users = {path.abspath(one) for one in environ.get("PYTHONPATH", "").split(pathsep)}

@@ -114,22 +114,26 @@ def test_what_a_fork_server_imports_for_workers_is_the_users(
     assert said(run(folder, *command, *WAYS["dslrun"])) == OWN
 
 
-def test_helpers_are_ours_too(folder: Path, dsl_command: Path) -> None:
-    """What takes the stacks of workers is a process of its own."""
+@pytest.mark.parametrize("on_path", [True, False])
+def test_helpers_are_ours_too(*, on_path: bool, folder: Path, dsl_command: Path) -> None:
+    """What takes the stacks of workers is a process of its own, and trusts no file of the working directory."""
+    if not on_path:
+        (folder / "dsl_launcher.py").write_text("print('not for us', flush=True)\n")
     (folder / "train.py").write_text(
         "import dsl, os, time\nprint('began', dsl.WHOSE, flush=True)\ntime.sleep(600)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(folder)}
+    env = {**os.environ, **({"PYTHONPATH": str(folder)} if on_path else {})}
     words = [str(dsl_command.with_name("dslrun")), "--nproc-per-node=1", "train.py"]
     with subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == b"began own\n"
         try:
-            result = run(folder, dsl_command.with_name("dsl-stacks"), str(command.pid))
+            result = run(folder, dsl_command.with_name("dsl-stacks"), str(command.pid), on_path=on_path)
         finally:
             command.terminate()
     assert "rank 0 (pid " in result.stdout
     assert "process that takes stacks" not in result.stdout
+    assert "not for us" not in result.stdout + result.stderr
 
 
 @pytest.mark.torch
