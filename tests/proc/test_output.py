@@ -60,6 +60,48 @@ def test_lines_of_several_workers_stay_whole_in_a_pipe(
     assert check(linecheck, result.stderr) == Found(1600, 0, 0, 0, 0)
 
 
+BY_TURNS = """
+import os
+rank = os.environ["RANK"]
+for number in range(3000):
+    os.write(2 - number % 2, f"{rank} {number}\\n".encode())
+os.write(2, b"Traceback (most recent call last):\\n")
+os.write(1, b"  of no file\\n")
+"""
+
+
+def _by_rank(text: bytes) -> dict[bytes, list[int]]:
+    """The numbers of `BY_TURNS`, in the order in which they are shown."""
+    found: dict[bytes, list[int]] = {}
+    for line in text.splitlines():
+        words = line.removeprefix(b"[rank ").replace(b"] ", b" ").split()[-2:]
+        if len(words) == 2 and words[1].isdigit():
+            found.setdefault(words[0], []).append(int(words[1]))
+    return found
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("place", ["file", "pipe"])
+@pytest.mark.parametrize("options", [[], ["--tag-output", "always"]])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_goes_to_one_place_stays_in_the_order_in_which_a_worker_wrote_it(
+    count: int, options: list[str], place: str, method: str, dsl_command: Path, tmp_path: Path
+) -> None:
+    """As after ``> log 2>&1``."""
+    (tmp_path / "by_turns.py").write_text(BY_TURNS)
+    words = [f"--num_gpus={count}", "--start-method", method, *options, str(tmp_path / "by_turns.py")]
+    line = [str(dsl_command), "--no_local_rank", *words]
+    if place == "file":
+        with (tmp_path / "log").open("wb") as log:
+            subprocess.run(line, stdout=log, stderr=log, timeout=60, check=True)
+        text = (tmp_path / "log").read_bytes()
+    else:
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=True)
+        text = done.stdout
+    assert _by_rank(text) == {b"%d" % rank: list(range(3000)) for rank in range(count)}
+    assert text.count(b"of no file") == count
+
+
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("ending, code", [("0", 1), ("7", 7)])

@@ -78,6 +78,7 @@ def run_head(
         token=facts.names.random(),
         stdout=facts.console.stdout,
         stderr=facts.console.stderr,
+        is_one=facts.console.is_one,
         checks=remote.checks,
         examines=examined is not None,
         records=recorder is not None,

@@ -162,7 +162,7 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     facts = Facts(
         environ=environ,
         names=_PartNames(assignment),
-        console=Console(assignment.stdout, assignment.stderr, is_relayed=True),
+        console=Console(assignment.stdout, assignment.stderr, is_relayed=True, is_one=assignment.is_one),
     )
     checked = look(assignment, facts, link.own_address)
     if assignment.examines:

@@ -46,6 +46,8 @@ class Assignment(Record):
     """What the head's stdout is."""
     stderr: StreamKind = "other"
     """What the head's stderr is."""
+    is_one: bool = False
+    """Whether the head's stdout and stderr are one file or pipe."""
     checks: bool = True
     """Whether to look for problems before the start."""
     is_elastic: bool = False

@@ -28,11 +28,14 @@ class Console(Record):
     """Whether stdin is a terminal, so that a user may type."""
     is_relayed: bool = False
     """The streams belong to the command on another host, and all nodes send their output there."""
+    is_one: bool = False
+    """stdout and stderr are one file or pipe, as after ``> log 2>&1``: what they get has an order."""
 
 
 def this_console() -> Console:
     """The streams of this process."""
-    return Console(stream_kind(1), stream_kind(2), os.isatty(0))
+    kinds = stream_kind(1), stream_kind(2)
+    return Console(*kinds, os.isatty(0), is_one=kinds == ("other", "other") and os.path.sameopenfile(1, 2))
 
 
 def stream_kind(fd: int) -> Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import Record, replace
 from dsl.errors import OptionError
-from dsl.model.node import INHERIT, Route
+from dsl.model.node import Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +114,10 @@ def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) 
     routes = []
     prefixes = output.tee_prefixes or (None,) * len(output.routes)
     for (stdout, stderr), worker, prefix in zip(output.routes, files.workers, prefixes, strict=True):
-        ours = stderr or INHERIT
+        if worker.stdout.on_console and worker.stderr.on_console:
+            routes.append((stdout, stderr))
+            continue
+        ours = Route(console=2) if stderr is None else stderr
         routes.append(
             (
                 _plugin_route(stdout, worker.stdout, 1, console.stdout, prefix),
@@ -182,7 +185,10 @@ def _routes(
             ours = Route(inherit=True, terminal=kind == "terminal")
             prefix = tee_prefixes[local_rank] if tee_prefixes and path is not None and tee else None
             streams.append(ours if inherits else _route(path, show, stream, kind, prefix))
-        routes.append((streams[0], streams[1]))
+        are_shown = streams == [Route(console=1), Route(console=2)]
+        # One pipe keeps the order of what the worker writes to both.
+        is_one = console.is_one and are_shown and not searched
+        routes.append((streams[0], None if is_one else streams[1]))
     return routes
 
 

@@ -65,8 +65,8 @@ pub(crate) struct Stream {
     pub(crate) prefix: Vec<u8>,
     /// Whether the worker reads our terminal.
     pub(crate) interactive: bool,
-    /// Whether error messages of the worker appear here, so that the last bytes are kept.
-    pub(crate) keeps_tail: bool,
+    /// Whether error messages of the worker appear here: tracebacks stay together, and the last bytes are kept.
+    pub(crate) has_errors: bool,
 }
 
 /// The result once all streams have been read.
@@ -294,7 +294,7 @@ mod tests {
             console: None,
             prefix: Vec::new(),
             interactive: false,
-            keeps_tail: true,
+            has_errors: true,
         };
         mux.add(stream).unwrap();
         mux.order(Order::Panic);

@@ -214,6 +214,14 @@ def test_the_console_is_as_without_a_plug_in(package: Package) -> None:
     assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == ""
 
 
+def test_one_pipe_carries_both_streams_unless_the_plug_in_wants_one_of_them(package: Package) -> None:
+    console = Console("other", "other", is_one=True)
+    plan = _plan(load_plugin("console", OutputRequest()), console=console)
+    assert [(worker.stdout, worker.stderr) for worker in plan.workers] == [(Route(console=1), None)] * 2
+    first, second = _plan(load_plugin("null", OutputRequest()), console=console).workers
+    assert (first.stdout, second.stdout, second.stderr) == (Route(), Route(console=1), None)
+
+
 def test_what_goes_nowhere_is_no_file(package: Package) -> None:
     plan = _plan(load_plugin("null", OutputRequest()))
     assert [worker.stdout for worker in plan.workers] == [Route(), Route(console=1)]

@@ -56,6 +56,23 @@ def test_several_workers_share_the_console_line_by_line() -> None:
     assert _plan(2).routes == ((Route(console=1), Route(console=2)),) * 2
 
 
+def test_streams_that_lead_to_one_place_are_one() -> None:
+    one = Console("other", "other", is_one=True)
+    shown = (Route(console=1), None)
+    assert _plan(2, one).routes == (shown,) * 2
+    assert _plan(1, one).routes == ((INHERIT, INHERIT),)
+    assert _plan(1, one, tag="always").routes == (shown,)
+    relayed = Console("other", "other", is_relayed=True, is_one=True)
+    assert _plan(1, relayed).routes == (shown,)
+    assert _plan(2, one, local_ranks="1").routes == ((Route(), Route()), shown)
+
+
+def test_streams_that_also_go_to_files_or_are_searched_stay_two() -> None:
+    one = Console("other", "other", is_one=True)
+    for asked in ({"log_dir": "/logs"}, {"tee": "2"}, {"redirects": "1"}, {"stderr_words": "loss"}):
+        assert all(stderr is not None for _, stderr in _plan(2, one, **asked).routes), asked
+
+
 def test_on_a_terminal_the_workers_see_one() -> None:
     (routes, _) = _plan(2, Console("terminal", "other")).routes
     assert routes == (Route(console=1, terminal=True), Route(console=2))

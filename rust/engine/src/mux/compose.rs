@@ -174,7 +174,7 @@ impl Composer {
             return;
         };
         let (whole, rest) = data.split_at(end + 1);
-        if self.is_plain(stream) && self.streams[stream].style.prefix.is_empty() {
+        if self.is_plain(stream, whole) && self.streams[stream].style.prefix.is_empty() {
             let this = &mut self.streams[stream];
             this.told = 0;
             self.out.append(&mut this.carry);
@@ -199,12 +199,17 @@ impl Composer {
         self.carry(stream, rest, now);
     }
 
-    /// Whether nothing delays a line of this stream, and the console has no unfinished line.
-    fn is_plain(&self, stream: usize) -> bool {
+    /// Whether nothing delays these lines of a stream, and the console has no unfinished line.
+    fn is_plain(&self, stream: usize, whole: &[u8]) -> bool {
+        let this = &self.streams[stream];
+        let has_no_traceback = || {
+            let is_idle = this.traceback.is_none() && this.behind.is_none() && this.carry.is_empty();
+            is_idle && memmem::find(whole, TRACEBACK).is_none()
+        };
         self.open.is_none()
             && self.fold.is_none()
             && self.screen.is_none()
-            && !self.streams[stream].style.grouped
+            && (!this.style.grouped || has_no_traceback())
     }
 
     fn carry(&mut self, stream: usize, rest: &[u8], now: Instant) {

@@ -214,7 +214,7 @@ impl Reader {
         let style = Style {
             prefix: stream.prefix.clone(),
             interactive: stream.interactive,
-            grouped: stream.kind == Console::Stderr,
+            grouped: stream.has_errors,
         };
         let shown = stream.console.and_then(|console| {
             let side = self.side(console)?;
@@ -232,8 +232,8 @@ impl Reader {
             file: stream
                 .file
                 .map(|(path, file)| LogFile::new(path, file, max_bytes)),
-            tail: stream.keeps_tail.then(|| Ring::new(TAIL_BYTES)),
-            said: (self.is_watched && !stream.keeps_tail).then(|| Ring::new(LINE_BYTES)),
+            tail: stream.has_errors.then(|| Ring::new(TAIL_BYTES)),
+            said: (self.is_watched && !stream.has_errors).then(|| Ring::new(LINE_BYTES)),
             read_at: 0,
             shown,
             lines: Lines::default(),

@@ -95,7 +95,7 @@ pub(super) fn log_stream(
         console,
         prefix: own_prefix.unwrap_or(&spec.prefix).clone(),
         interactive: spec.foreground,
-        keeps_tail: kind == Console::Stderr || spec.stdio[2] == Stdio::Stdout,
+        has_errors: kind == Console::Stderr || spec.stdio[2] == Stdio::Stdout,
     }
 }
 
