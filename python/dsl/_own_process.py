@@ -95,11 +95,24 @@ def claim() -> None:
 
 
 def _end_by_interrupt() -> None:
-    """Let SIGINT end the process, unless it is ignored (nohup) or has a handler that is not Python's."""
-    if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _signal.SIG_DFL):
+    """Let SIGINT end the process, unless it has a handler that is not Python's, or ignores Ctrl-C.
+
+    A script lets what it starts with ``&`` ignore SIGINT. Without a terminal there is no Ctrl-C to ignore.
+    """
+    handler = _signal.getsignal(_signal.SIGINT)
+    is_default = handler in (_signal.default_int_handler, _signal.SIG_DFL)
+    if is_default or (handler is _signal.SIG_IGN and not _has_terminal()):
         # The kernel never applies a default action that would end the first process of a container.
         is_first = os.getpid() == 1
         _signal.signal(_signal.SIGINT, _exit_by_interrupt if is_first else _signal.SIG_DFL)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _exit_by_interrupt(_signum: int, _frame: object) -> None:

@@ -15,6 +15,7 @@ from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 from tests.support.namespaces import unshared
+from tests.support.warm import Place
 
 pytestmark = pytest.mark.engine
 
@@ -249,6 +250,27 @@ def test_a_hang_up_under_nohup_changes_nothing(dsl_command: Path, testchild: Pat
         os.kill(job.agent(), signal.SIGHUP)
         os.kill(job.guard, signal.SIGUSR1)
         assert job.wait() == 0, job.stderr()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGQUIT, 131), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "warm"])
+def test_a_job_that_a_script_has_started_behind_an_ampersand_hears_a_stop(
+    method: str, number: int, code: int, dsl_command: Path, tmp_path: Path
+) -> None:
+    """A shell without job control lets such a job ignore SIGINT and SIGQUIT, and torchrun hears them all the same."""
+    program = tmp_path / "waits.py"
+    program.write_text(
+        "import os, time\n"
+        "with open('ready', 'a') as file: file.write(os.environ['RANK'] + ' 1\\n')\n"
+        "time.sleep(1000)\n"
+    )
+    ignoring = ["sh", "-c", 'trap "" INT QUIT TERM; cd "$0"; exec "$@"', str(tmp_path)]
+    options = ["--no_local_rank", "--num_gpus", "2", "--grace", "600", "--start-method", method]
+    line = [*ignoring, str(dsl_command), *options, str(program)]
+    with Place() as place, running(line, tmp_path, environ=place.variables()) as job:
+        job.ready(2)
+        os.kill(job.guard, number)
+        assert job.wait() in (code, -number), job.stderr()
 
 
 def test_a_command_in_its_own_session_keeps_the_code(

@@ -46,6 +46,12 @@ def _has_words(path: Path, count: int) -> bool:
     return path.exists() and len(path.read_text().split()) == count
 
 
+def _parent(pid: int) -> int:
+    process = processes.find(pid)
+    assert process is not None
+    return process.ppid
+
+
 def _states(pids: list[int]) -> set[str]:
     found = [processes.find(pid) for pid in pids]
     return {process.state if process else "gone" for process in found}
@@ -95,6 +101,34 @@ def test_a_program_that_ctrl_c_ends_at_once_has_not_failed(
             screen.reported("ended -2")
             assert b"SIGINT received: stopping" in screen.shown()
             assert b"failed" not in screen.shown()
+
+
+def test_a_key_does_not_count_for_a_job_that_was_started_to_ignore_it(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """As behind ``&`` in a script at a terminal. A signal that is sent to the job counts."""
+    words = [
+        "catch",
+        "USR1",
+        "trace",
+        str(tmp_path / "trace"),
+        "note",
+        str(tmp_path / "ready"),
+        "%p",
+        "pause",
+    ]
+    ignoring = ["/bin/sh", "-c", 'trap "" INT QUIT; exec "$@" < /dev/null', "sh"]
+    with terminal([*ignoring, *dsl_line(dsl_command, 2, [str(testchild), *words], 600)]) as screen:
+        pids = _pids(tmp_path)
+        agent = _parent(pids[0])
+        for key, echo in ((b"\x03", "^C"), (b"\x1c", "^\\"), (b"\x03", "^C")):
+            screen.press(key)
+            screen.showed(echo)
+        os.kill(_parent(agent), signal.SIGUSR1)
+        until(lambda: len(_caught(tmp_path)) == len(pids))
+        os.kill(_parent(agent), signal.SIGINT)
+        screen.reported("ended 130")
+    assert _states(pids) == {"gone"}
 
 
 def test_each_ctrl_c_says_what_it_does_and_what_another_one_would(

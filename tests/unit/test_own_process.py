@@ -38,18 +38,21 @@ def test_what_was_claimed_is_restored() -> None:
 
 
 @pytest.mark.parametrize(
-    "pid, before, after",
+    "pid, has_terminal, before, after",
     [
-        (7, signal.default_int_handler, signal.SIG_DFL),
-        (7, signal.SIG_IGN, signal.SIG_IGN),
-        (7, signal.SIG_DFL, signal.SIG_DFL),
-        (1, signal.SIG_IGN, signal.SIG_IGN),
+        (7, True, signal.default_int_handler, signal.SIG_DFL),
+        (7, True, signal.SIG_DFL, signal.SIG_DFL),
+        (7, True, signal.SIG_IGN, signal.SIG_IGN),
+        (1, True, signal.SIG_IGN, signal.SIG_IGN),
+        (7, False, signal.SIG_IGN, signal.SIG_DFL),
     ],
 )
 def test_an_interrupt_of_a_claimed_process_has_its_default_effect(
-    pid: int, before: Any, after: Any, monkeypatch: pytest.MonkeyPatch
+    pid: int, has_terminal: Any, before: Any, after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a terminal no Ctrl-C can come, so an inherited ignore (``&`` in a script) says nothing."""
     monkeypatch.setattr(os, "getpid", lambda: pid)
+    monkeypatch.setattr(_own_process, "_has_terminal", lambda: has_terminal)
     signal.signal(signal.SIGINT, before)
     _own_process.claim()
     assert signal.getsignal(signal.SIGINT) == after

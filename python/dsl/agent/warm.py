@@ -201,7 +201,8 @@ def _start(
             environ,
             file_actions=[(os.POSIX_SPAWN_CLOSE, one) for one in others],
             setsigmask=mask,
-            setsigdef=[_signal.SIGCHLD],  # as in a worker that the engine executes
+            # As in a worker that the engine executes.
+            setsigdef=[_signal.SIGCHLD, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM],
         )
         is_started = _has_begun(pid)
     except ChildProcessError:  # SIGCHLD is ignored here: the kernel has reaped it

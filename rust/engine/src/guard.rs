@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Rlimit, getpid, set_child_subreaper, setpgid};
+use rustix::stdio::stdin;
+use rustix::termios::isatty;
 
 use crate::cgroup::{self, JobCgroup};
 use crate::error::Error;
@@ -20,7 +22,7 @@ use crate::forkserver::estate;
 use crate::orphans::{Orphans, reap, reap_orphans};
 use crate::signals::{STALLING, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
-use crate::sys::signal::{self, SignalSet};
+use crate::sys::signal::{self, Received, SignalSet};
 use crate::token;
 use crate::tree::Tree;
 
@@ -73,8 +75,9 @@ pub struct Outcome {
 impl Guard {
     /// Makes this process the guard of a job: subreaper, with the job's signals blocked and SIGCHLD reset.
     ///
-    /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay ignored, even if
-    /// `table` names them: the user who started the job wanted that. `preempt_grace`: time that the workers get at a
+    /// Call it while the process has a single thread. Signals that are ignored stay ignored, even if `table` names them:
+    /// the user who started the job wanted that (`nohup`). SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are heard all the
+    /// same, but not Ctrl-C and Ctrl-\ of a terminal if these were ignored. `preempt_grace`: time that the workers get at a
     /// preemption (`None`: the group's grace). `mask`: the signal mask for the workers, if the caller has blocked
     /// signals since (`None`: the present mask). Signals to the job that the caller blocked are pending now.
     pub fn new(
@@ -85,8 +88,8 @@ impl Guard {
     ) -> Result<Self, Error> {
         fill_standard_streams().map_err(Error::os("open /dev/null"))?;
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
-        signal::reset_child_signal().map_err(Error::os("sigaction"))?;
-        let table = table.without_those(signal::is_ignored);
+        signal::reset(libc::SIGCHLD).map_err(Error::os("sigaction"))?;
+        let table = table.of_process(signal::is_ignored);
         let job_token = token::random();
         let pid = getpid().as_raw_nonzero().get();
         let cgroup = features.cgroup.then(|| job_cgroup(pid, &job_token)).flatten();
@@ -98,6 +101,7 @@ impl Guard {
         } else {
             signal::block(SignalSet(own))
         };
+        hear_stops(&table);
         Ok(Self {
             pid,
             group: crate::sys::process_group(),
@@ -246,6 +250,20 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
 fn stalling_signals() -> SignalSet {
     let stalling = STALLING.into_iter().filter(|number| !signal::is_ignored(*number));
     stalling.fold(SignalSet::default(), with)
+}
+
+/// Gives signals that stop the job their default action, which workers inherit: one that ignores the signal would be
+/// killed at the end of the grace period. At a terminal, a worker may be among the processes to which the keys go.
+fn hear_stops(table: &Table) {
+    let has_keys = isatty(stdin());
+    let is_spared = |number: &i32| has_keys && table.is_deaf_to(Received::key(*number));
+    for number in table
+        .stopping()
+        .filter(|number| signal::is_ignored(*number) && !is_spared(number))
+    {
+        // Fails for no valid signal.
+        let _ = signal::reset(number);
+    }
 }
 
 /// The set with one more signal.

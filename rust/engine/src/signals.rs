@@ -16,6 +16,17 @@ pub(crate) const STALLING: [i32; 2] = [libc::SIGTTIN, libc::SIGTTOU];
 const FORCED: [i32; 2] = [libc::SIGKILL, libc::SIGSTOP];
 /// Signals that stop the job unless a table says otherwise.
 const STOPPING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+/// Signals that a job hears even if it has inherited that they are ignored: a shell without job control does so for
+/// SIGINT and SIGQUIT of what it starts with `&`, to spare it the keys of the terminal.
+const HEARD: [i32; 5] = [
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
+/// Signals that a terminal sends when a key is pressed.
+const KEYS: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 /// Signals that are passed on to the program unless a table says otherwise.
 const USERS: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 /// Signals that report a fault of the program itself.
@@ -73,6 +84,8 @@ pub struct Table {
     stop: SignalSet,
     forward: SignalSet,
     preempt: SignalSet,
+    /// Signals that do not count if a key of the terminal has sent them.
+    deaf: SignalSet,
 }
 
 impl Default for Table {
@@ -111,6 +124,7 @@ impl Table {
             stop: SignalSet::default(),
             forward: SignalSet::of(&JOB_CONTROL),
             preempt: SignalSet::default(),
+            deaf: SignalSet::default(),
         }
     }
 
@@ -130,12 +144,27 @@ impl Table {
         SignalSet(self.stop.0 | self.forward.0 | self.preempt.0)
     }
 
-    /// The table without the signals for which `is_unwanted` returns true.
-    pub(crate) fn without_those(self, is_unwanted: impl Fn(i32) -> bool) -> Self {
+    /// The table of a process that has inherited that some signals are ignored, as under `nohup` or behind `&`: what is
+    /// meant for the terminal's processes does not count.
+    pub(crate) fn of_process(self, is_ignored: impl Fn(i32) -> bool) -> Self {
         let taken = self.taken();
-        NUMBERS
-            .filter(|signal| has(taken, *signal) && is_unwanted(*signal))
-            .fold(self, Self::without)
+        let unheard = |signal: &i32| has(taken, *signal) && is_ignored(*signal) && !HEARD.contains(signal);
+        let keys = KEYS.into_iter().filter(|key| is_ignored(*key));
+        Self {
+            deaf: SignalSet::of(&keys.collect::<Vec<i32>>()),
+            ..NUMBERS.filter(unheard).fold(self, Self::without)
+        }
+    }
+
+    /// Whether this process is not meant: it has inherited that this key is ignored.
+    pub(crate) fn is_deaf_to(&self, received: Received) -> bool {
+        received.from_terminal && has(self.deaf, received.signal)
+    }
+
+    /// The signals that stop the job.
+    pub(crate) fn stopping(&self) -> impl Iterator<Item = i32> {
+        let stop = self.stop;
+        NUMBERS.filter(move |signal| has(stop, *signal))
     }
 
     fn without(self, signal: i32) -> Self {
@@ -144,6 +173,7 @@ impl Table {
             stop: SignalSet(self.stop.0 & others),
             forward: SignalSet(self.forward.0 & others),
             preempt: SignalSet(self.preempt.0 & others),
+            deaf: self.deaf,
         }
     }
 
@@ -225,7 +255,7 @@ pub(crate) fn decide(meaning: Option<Meaning>, stops: usize, moment: Moment) -> 
 /// How a guard reacts to a signal. The agent decides what the signal means for the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passage {
-    /// Do nothing: it repeats the same request.
+    /// Do nothing: it repeats the same request, or is meant for others.
     Repeated,
     /// Pass it on.
     Plain,

@@ -42,7 +42,7 @@ impl Trace {
         };
         exit::write_streams();
         // A process that ignores SIGCHLD cannot learn how its children end.
-        signal::reset_child_signal().map_err(Error::os("listen for deaths"))?;
+        signal::reset(libc::SIGCHLD).map_err(Error::os("listen for deaths"))?;
         Ok(Arc::new(trace))
     }
 }

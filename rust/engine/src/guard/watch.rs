@@ -39,6 +39,9 @@ impl Watch {
 
     /// Notes a signal that has just come. Returns what to do about it.
     pub(super) fn hear(&mut self, received: Received, now: Instant) -> Passage {
+        if self.table.is_deaf_to(received) {
+            return Passage::Repeated;
+        }
         let is_copy = self.requests.is_copy(&self.table, received, now);
         if !is_copy && self.requests.asks(&self.table, received, now) {
             return Passage::Plain;

@@ -96,14 +96,28 @@ fn what_cannot_be_taken_is_refused_with_its_reason() {
 
 #[test]
 fn a_signal_that_was_ignored_is_left_out_of_the_table() {
-    let unwanted = [libc::SIGHUP, libc::SIGTSTP, 40];
-    let table = Table::default().without_those(|signal| unwanted.contains(&signal));
+    let ignored = [libc::SIGHUP, libc::SIGTSTP, 40];
+    let table = Table::default().of_process(|signal| ignored.contains(&signal));
     assert_eq!(
         numbers(&table, Some(Meaning::Stop)),
         [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM]
     );
     assert_eq!(table.meaning(libc::SIGTSTP), None);
     assert_eq!(table.meaning(libc::SIGCONT), Some(Meaning::Forward));
+}
+
+#[test]
+fn a_stop_that_was_ignored_is_heard_but_for_keys_of_the_terminal() {
+    let ignored = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1];
+    let table = Table::default().of_process(|signal| ignored.contains(&signal));
+    assert_eq!(table.taken(), Table::default().taken());
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        assert!(table.is_deaf_to(Received::key(signal)) && !table.is_deaf_to(Received::own(signal)));
+        assert!(!Table::default().is_deaf_to(Received::key(signal)));
+    }
+    assert!(!table.is_deaf_to(Received::key(libc::SIGTSTP)));
+    let hung_up = Table::default().of_process(|signal| signal == libc::SIGHUP);
+    assert!(!hung_up.is_deaf_to(Received::key(libc::SIGINT)));
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Supervisor {
             self.guard_lost();
             return;
         }
-        if link.is_copy(received, Instant::now()) {
+        if link.table.is_deaf_to(received) || link.is_copy(received, Instant::now()) {
             return;
         }
         if link.asks(received, Instant::now()) && moment != Moment::Ending {

@@ -88,13 +88,13 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
     result == 0 && action.sa_sigaction == libc::SIG_IGN
 }
 
-/// Gives SIGCHLD its default meaning: an inherited "ignore" makes the kernel discard exit statuses.
-pub(crate) fn reset_child_signal() -> io::Result<()> {
+/// Gives a signal its default action. Of SIGCHLD, an inherited "ignore" makes the kernel discard exit statuses.
+pub(crate) fn reset(signal: i32) -> io::Result<()> {
     // SAFETY: a sigaction of zeroes is valid (default action).
     let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
     action.sa_flags = libc::SA_NOCLDSTOP;
     // SAFETY: installs no handler, so no code of ours runs in signal context.
-    let result = unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, core::ptr::null_mut()) };
+    let result = unsafe { libc::sigaction(signal, &raw const action, core::ptr::null_mut()) };
     if result == 0 {
         Ok(())
     } else {
@@ -183,6 +183,14 @@ impl Received {
             from_terminal: false,
             sender: 0,
             passed_on: false,
+        }
+    }
+
+    /// A signal that a key of the terminal sends.
+    pub(crate) fn key(signal: i32) -> Self {
+        Self {
+            from_terminal: true,
+            ..Self::own(signal)
         }
     }
 }

@@ -50,9 +50,15 @@ const FILES: [&str; 5] = [
     "personality",
     "sessionid",
 ];
-/// Python itself ignores SIGPIPE and SIGXFSZ, and no worker ignores SIGCHLD from its start. glibc lets a program that it starts ignore its own signals, 32 and 33.
-const NOT_INHERITED: u64 =
-    1 << (libc::SIGPIPE - 1) | 1 << (libc::SIGXFSZ - 1) | 1 << (libc::SIGCHLD - 1) | 0b11 << 31;
+/// Python itself ignores SIGPIPE and SIGXFSZ, and no worker ignores SIGCHLD from its start, nor what stops a job. glibc
+/// lets a program that it starts ignore its own signals, 32 and 33.
+const NOT_INHERITED: u64 = 1 << (libc::SIGPIPE - 1)
+    | 1 << (libc::SIGXFSZ - 1)
+    | 1 << (libc::SIGCHLD - 1)
+    | 1 << (libc::SIGINT - 1)
+    | 1 << (libc::SIGQUIT - 1)
+    | 1 << (libc::SIGTERM - 1)
+    | 0b11 << 31;
 
 /// A text that is equal in two processes of this user if workers that they start are equal in everything that a
 /// process inherits for good: namespaces, users and capabilities, seccomp, control groups, terminal, limits, umask,
