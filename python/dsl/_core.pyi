@@ -252,6 +252,7 @@ class LaunchSpec:
         inherits: bool = False,
         tells_signals: bool = False,
         import_throttle: int | None = None,
+        lingers: bool = False,
     ) -> Self:
         """``env``: environment of every worker (default: the current environment of this process).
 
@@ -287,6 +288,9 @@ class LaunchSpec:
         of fork servers do not count. The next worker starts when one of them has waited for 0.1 s without
         using a processor or a disk, has ended, or has run for a minute (None: all start at once).
 
+        ``lingers``: if all workers end well, processes that outlive them have ``grace_s`` to end, and
+        `Leftovers` reports them. Otherwise they get SIGTERM at once, and SIGKILL after at most two seconds.
+
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
@@ -306,6 +310,7 @@ class LaunchSpec:
     inherits: Final[bool]
     tells_signals: Final[bool]
     import_throttle: Final[int | None]
+    lingers: Final[bool]
 
 @final
 class Exit:
@@ -417,6 +422,18 @@ class Stopping(_Event):
     signum: Final[int]
     """The signal that the engine sends to the workers."""
     grace_s: Final[float]
+
+@final
+class Leftovers(_Event):
+    """All workers have ended well, and have left processes running that have not ended after two seconds."""
+
+    processes: Final[list[tuple[int, str, int | None]]]
+    """(pid, command line, index of the worker that has left it, if known), without their own children.
+
+    The command line is cut after 80 letters.
+    """
+    grace_s: Final[float]
+    """Seconds that they may still run; 0: they are ended now."""
 
 @final
 class Killing(_Event):
@@ -531,6 +548,7 @@ Event: TypeAlias = (
     | LogNotice
     | SignalReceived
     | Stopping
+    | Leftovers
     | Killing
     | Called
     | ForkServerReady
@@ -733,8 +751,9 @@ class Guard:
         forwarded. SIGTSTP, SIGCONT and SIGWINCH are always forwarded. The guard handles no other signals: if
         one of them ends the guard, it ends the job, too. A signal that is ignored when the guard is made
         (SIGHUP under ``nohup``; SIGPIPE and SIGXFSZ, which Python ignores) stays ignored, even if ``signals``
-        names it. If a group has log files, a SIGHUP that would stop the job reopens them instead, unless a
-        terminal has hung up.
+        names it. SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 count all the same, but not if a key of a
+        terminal sends them: a script lets what it starts with ``&`` ignore its keys. If a group has log
+        files, a SIGHUP that would stop the job reopens them instead, unless a terminal has hung up.
 
         ``helper``: pid of a child that helps the job, and ends by itself after the agent. The guard waits
         some seconds for that, and then kills the helper. No other child that exists now belongs to the job.

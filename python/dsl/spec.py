@@ -58,6 +58,7 @@ def launch_spec(
         inherits=True,
         on_failure=plan.on_failure,
         grace_s=plan.grace_s,
+        lingers=plan.workers[0].noun == "rank",
         signal_scope=plan.signal_scope,
         binding=plan.binding,
         log_max_bytes=plan.log_max_bytes,

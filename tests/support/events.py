@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 from unittest.mock import Mock
 
-from dsl import Ended, Event, Exit, Exited, SignalReceived, Stopping
+from dsl import Ended, Event, Exit, Exited, Leftovers, SignalReceived, Stopping
 from dsl._record import replace
 from dsl.evidence.reports import report_of
 from dsl.model.judgement import Alike, Evidence, Failed, Report, Survivor
@@ -95,6 +95,12 @@ def end(
         tail=tail,
         shown_since=shown_since,
     )
+    return event  # type: ignore[no-any-return]
+
+
+def a_leftovers(processes: Sequence[tuple[int, str, int | None]], grace_s: float) -> Leftovers:
+    """What the engine would say of processes that workers have left running."""
+    event: Any = Mock(spec=Leftovers, processes=list(processes), grace_s=grace_s)
     return event  # type: ignore[no-any-return]
 
 

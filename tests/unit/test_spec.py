@@ -32,7 +32,7 @@ def test_the_group_gets_the_environment_the_grace_and_stops_on_failure() -> None
     )
     plan = _plan(_worker(0, stdout=Route(inherit=True), stderr=Route(inherit=True)))
     spec = launch_spec(plan, stdin_is_terminal=False)
-    assert spec == LaunchSpec([plain], env={"A": "1"}, inherits=True, grace_s=5.0)
+    assert spec == LaunchSpec([plain], env={"A": "1"}, inherits=True, grace_s=5.0, lingers=True)
     assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (None, False, [])
     assert spec.import_throttle is None
     assert spec.partial_after_s == 1.0

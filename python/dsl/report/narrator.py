@@ -14,6 +14,7 @@ from dsl import (
     ForkServerReady,
     ForkServerSlow,
     Killing,
+    Leftovers,
     LogNotice,
     SignalReceived,
     Stopping,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_MESSAGE = 300
+MOST_LEFTOVERS = 3
 STDERR = 2
 
 
@@ -103,6 +105,7 @@ class Narrator:
         self._dropped = 0
         self._has_paused = False
         self._is_stopping = False  # a stop was requested; the next request ends the grace
+        self._lingers = False  # what the workers have left running has time to end
         self._unbound: set[str] = set()
 
     def say(self, text: str, level: Level = "critical") -> None:
@@ -141,6 +144,8 @@ class Narrator:
         elif isinstance(event, Killing):
             if event.workers:
                 self.say(f"killing {counted(len(event.workers), 'worker')} still alive", "info")
+        elif isinstance(event, Leftovers):
+            self._hear_leftovers(event)
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
@@ -223,6 +228,20 @@ class Narrator:
         strict = ", --bind-strict makes it an error" if self._plan.binding == "wanted" else ""
         self.warn(f"{label} {reason} (said once{strict})")
 
+    def _hear_leftovers(self, event: Leftovers) -> None:
+        said = []
+        for pid, command, worker in event.processes[:MOST_LEFTOVERS]:
+            of = "" if worker is None else f" of {self._plan.workers[worker].label}"
+            said.append(f"process {pid}{of} ({command})")
+        more = len(event.processes) - len(said)
+        what = ", ".join([*said, f"{more} more"] if more else said)
+        self._lingers = event.grace_s > 0
+        if self._lingers:
+            text = f"all workers have ended, waiting at most {event.grace_s:.0f} s for what they left running"
+            self.say(f"{text} (Ctrl-C ends it): {what}", "warning")
+        else:
+            self.warn(f"ended what the workers had left running: {what}")
+
     def _hear_pause(self, event: Awaiting) -> None:
         """Say it once: a crash loop has many pauses."""
         if event.decision.kind != "pause" or self._has_paused:
@@ -242,7 +261,8 @@ class Narrator:
         if event.action == "stop" and self._is_stopping:
             self.say(f"{name} received again: the grace is over", "info")
         elif event.action == "stop" and not left:
-            self.say(f"{name} received: the workers are not started again", "info")
+            what = "what is left is ended" if self._lingers else "the workers are not started again"
+            self.say(f"{name} received: {what}", "info")
         elif event.action == "stop":
             hint = f"(grace {plan.grace_s:g} s, {second})"
             self.say(f"{name} received: stopping {counted(left, 'worker')} {hint}", "info")

@@ -25,6 +25,7 @@ MARKS = (
     "RestartFailed",
     "SignalReceived",
     "Stopping",
+    "Leftovers",
     "Killing",
     "Membership",
     "JobEnded",

@@ -74,6 +74,14 @@ pub(crate) struct Stopping {
     grace_s: f64,
 }
 
+/// All workers have ended well, and have left processes running.
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq)]
+pub(crate) struct Leftovers {
+    processes: Vec<(i32, String, Option<usize>)>,
+    grace_s: f64,
+}
+
 /// Every process of the group gets SIGKILL.
 #[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 #[derive(PartialEq, Eq, Hash)]
@@ -214,6 +222,7 @@ record! {
     Output { worker, stream, data }
     SignalReceived { signum, action, from_terminal }
     Stopping { reason, signum, grace_s }
+    Leftovers { processes, grace_s }
     Killing { workers, tier }
     LogNotice { kind, worker, path, errno, count }
     Called {}
@@ -238,6 +247,12 @@ impl Hash for Exited {
 impl Hash for Stopping {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.reason, self.signum).hash(state);
+    }
+}
+
+impl Hash for Leftovers {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.processes.hash(state);
     }
 }
 

@@ -82,8 +82,8 @@ mod _core {
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
     use super::event::{
-        Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice,
-        Output, SignalReceived, Started, Stopping, Unbound,
+        Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, Leftovers,
+        LogNotice, Output, SignalReceived, Started, Stopping, Unbound,
     };
     #[pymodule_export]
     use super::fork::{ForkLink, ForkOrder};
@@ -120,6 +120,7 @@ mod _core {
             py.get_type::<LogNotice>(),
             py.get_type::<SignalReceived>(),
             py.get_type::<Stopping>(),
+            py.get_type::<Leftovers>(),
             py.get_type::<Killing>(),
             py.get_type::<Called>(),
             py.get_type::<ForkServerReady>(),

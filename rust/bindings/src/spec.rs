@@ -171,6 +171,7 @@ pub(crate) fn fork_server(
         odd,
         on_failure: engine::OnFailure::Report,
         grace: Duration::ZERO,
+        lingers: false,
         signal_scope: engine::SignalScope::default(),
         binding: engine::Strictness::Wanted,
         logs: engine::LogOptions::default(),
@@ -198,7 +199,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, signal_scope = "group", binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, tells_first_output = false, inherits = false, tells_signals = false, import_throttle = None))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, signal_scope = "group", binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, tells_first_output = false, inherits = false, tells_signals = false, import_throttle = None, lingers = false))]
     #[expect(
         clippy::too_many_arguments,
         clippy::fn_params_excessive_bools,
@@ -221,6 +222,7 @@ impl LaunchSpec {
         inherits: bool,
         tells_signals: bool,
         import_throttle: Option<usize>,
+        lingers: bool,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
         let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
@@ -247,6 +249,7 @@ impl LaunchSpec {
             inherits,
             on_failure: *on_failure,
             grace: seconds(grace_s)?,
+            lingers,
             signal_scope: *signal_scope,
             binding: *binding,
             logs: engine::LogOptions {
@@ -343,6 +346,11 @@ impl LaunchSpec {
     }
 
     #[getter]
+    fn lingers(&self) -> bool {
+        self.0.lingers
+    }
+
+    #[getter]
     fn import_throttle(&self) -> Option<usize> {
         self.0.import_throttle
     }
@@ -365,6 +373,7 @@ impl LaunchSpec {
         call.keyword("inherits", self.inherits(), false)?;
         call.keyword("tells_signals", self.tells_signals(), false)?;
         call.keyword("import_throttle", self.import_throttle(), None)?;
+        call.keyword("lingers", self.lingers(), false)?;
         Ok(call.finish())
     }
 }
@@ -379,6 +388,7 @@ impl PartialEq for LaunchSpec {
             odd,
             on_failure,
             grace,
+            lingers,
             signal_scope,
             binding,
             logs,
@@ -396,6 +406,7 @@ impl PartialEq for LaunchSpec {
             && *odd == other.odd
             && *on_failure == other.on_failure
             && *grace == other.grace
+            && *lingers == other.lingers
             && *signal_scope == other.signal_scope
             && *binding == other.binding
             && *logs == other.logs

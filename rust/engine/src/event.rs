@@ -157,6 +157,17 @@ impl Survivor {
     }
 }
 
+/// A process that a worker has left running.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its pid.
+    pub pid: i32,
+    /// The beginning of its command line, or its name.
+    pub command: String,
+    /// Index of the worker; `None` if that is not known.
+    pub worker: Option<usize>,
+}
+
 /// Something that happened to the workers' output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogNotice {
@@ -251,6 +262,13 @@ pub enum Event {
         /// The signal sent to the workers.
         signal: i32,
         /// Time left to them.
+        grace: Duration,
+    },
+    /// All workers have ended well, and have left processes running.
+    Leftovers {
+        /// The processes, without those that they have started themselves.
+        processes: Vec<Leftover>,
+        /// How long they may still run; zero: they are told to end now.
         grace: Duration,
     },
     /// All processes of the group that are left get SIGKILL.

@@ -14,6 +14,8 @@ const STRAGGLER_GRACE: Duration = Duration::from_secs(2);
 /// Processes that workers have started are told to end so long before the end of a grace period, if they do not hear
 /// the workers' signals. Of a short grace period they get the second half.
 const HELPER_GRACE: Duration = Duration::from_secs(1);
+/// What workers have left running when all of them ended well is reported if it has not ended after this time.
+const LEFTOVER_NOTICE: Duration = Duration::from_secs(2);
 /// Time that the kernel gets to carry out SIGKILL. Processes that are left then are reported as survivors.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// How often a kill is repeated while processes are left.
@@ -57,6 +59,8 @@ pub(crate) enum Action {
     },
     /// Look whether any process of the job is left, and answer with [`Input::Tree`].
     CheckTree,
+    /// Tell the owner what the workers have left running, and how long it may still run.
+    ReportLeftovers { grace: Duration },
     /// Ask processes that outlived their workers to end.
     TerminateTree,
     /// Ask all processes but the workers to end: the grace period of the workers is nearly over.
@@ -77,6 +81,13 @@ enum Phase {
         helpers_due: Option<Instant>,
         preempted: bool,
     },
+    /// All workers have ended well. What they have left running has the grace period to end by itself.
+    /// `notice`: when it is reported; `None` if it was. `asked`: when it is told to end.
+    Lingering {
+        deadline: Instant,
+        notice: Option<Instant>,
+        asked: Instant,
+    },
     Sweeping {
         deadline: Instant,
     },
@@ -94,6 +105,9 @@ pub(crate) struct Group {
     on_failure: OnFailure,
     grace: Duration,
     scope: SignalScope,
+    /// Whether processes that outlive their workers have the grace period, if all workers end well.
+    lingers: bool,
+    has_failed: bool,
     pending: usize,
     running: usize,
     stop_signal: Option<i32>,
@@ -128,11 +142,23 @@ impl Group {
             on_failure,
             grace,
             scope,
+            lingers: false,
+            has_failed: false,
             pending: workers,
             running: 0,
             stop_signal: None,
             told: tells_signals.then_some(untold),
         }
+    }
+
+    /// Gives processes that outlive their workers the grace period, if `lingers` and all workers end well.
+    pub(crate) fn lingering(self, lingers: bool) -> Self {
+        Self { lingers, ..self }
+    }
+
+    /// Whether what the workers have left running has time to end by itself.
+    pub(crate) fn is_lingering(&self) -> bool {
+        matches!(self.phase, Phase::Lingering { .. })
     }
 
     /// Whether workers may still be started.
@@ -142,7 +168,7 @@ impl Group {
 
     /// Whether the group waits for processes that outlived their workers, or for a kill.
     pub(crate) fn is_clearing(&self) -> bool {
-        matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
+        self.is_lingering() || matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
     }
 
     /// Whether the processes that a worker has started are told to end when it has ended: the group is being stopped,
@@ -162,7 +188,7 @@ impl Group {
     pub(crate) fn moment(&self) -> Moment {
         let moment = match self.phase {
             Phase::Running => Moment::Running,
-            Phase::Stopping { preempted: true, .. } => Moment::Preempted,
+            Phase::Stopping { preempted: true, .. } | Phase::Lingering { .. } => Moment::Preempted,
             _ => Moment::Ending,
         };
         self.told.map_or(moment, |told| told.moment.max(moment))
@@ -193,6 +219,7 @@ impl Group {
                 helpers_due,
                 ..
             } => Some(helpers_due.map_or(deadline, |due| due.min(deadline))),
+            Phase::Lingering { notice, asked, .. } => Some(notice.map_or(asked, |notice| notice.min(asked))),
             Phase::Sweeping { deadline } => Some(deadline),
             Phase::Killing { deadline, retry } => Some(deadline.min(retry)),
         }
@@ -240,6 +267,7 @@ impl Group {
         } else {
             self.pending -= 1;
         }
+        self.has_failed |= failed;
         if self.phase == Phase::Ended {
             return Vec::new();
         }
@@ -265,7 +293,7 @@ impl Group {
             self.stop_signal.get_or_insert(number);
         }
         let wanted = now + grace;
-        let helpers_wanted = now + grace.saturating_sub(HELPER_GRACE).max(grace / 2);
+        let helpers_wanted = now + time_of_helpers(grace);
         // Processes that outlive the workers get no more time than the workers.
         self.grace = self.grace.min(grace);
         match &mut self.phase {
@@ -298,12 +326,31 @@ impl Group {
                     self.kill_if_due(now)
                 }
             }
+            Phase::Lingering { deadline, .. } => {
+                let deadline = wanted.min(*deadline).min(now + STRAGGLER_GRACE);
+                let report = Action::ReportStop {
+                    reason,
+                    signal,
+                    grace,
+                };
+                let mut actions = vec![report];
+                actions.extend(self.sweep(deadline));
+                actions.extend(self.kill_if_due(now));
+                actions
+            }
             Phase::Sweeping { deadline } => {
                 *deadline = wanted.min(*deadline);
                 self.kill_if_due(now)
             }
             Phase::Killing { .. } | Phase::Ended => Vec::new(),
         }
+    }
+
+    /// Ends what the workers have left running, whose time is over.
+    fn sweep(&mut self, deadline: Instant) -> [Action; 2] {
+        self.phase = Phase::Sweeping { deadline };
+        let grace = Duration::ZERO;
+        [Action::ReportLeftovers { grace }, Action::TerminateTree]
     }
 
     /// Changes nothing for a group that is being stopped already.
@@ -337,7 +384,9 @@ impl Group {
                 actions.extend(self.cancel_pending());
                 actions
             }
-            Phase::Stopping { .. } | Phase::Sweeping { .. } => self.start_killing(now),
+            Phase::Stopping { .. } | Phase::Lingering { .. } | Phase::Sweeping { .. } => {
+                self.start_killing(now)
+            }
         }
     }
 
@@ -365,13 +414,22 @@ impl Group {
         match self.phase {
             Phase::Ended => Vec::new(),
             _ if empty => self.end(false),
+            Phase::Running if self.lingers && !self.has_failed => {
+                let asked = now + time_of_helpers(self.grace);
+                self.phase = Phase::Lingering {
+                    deadline: now + self.grace,
+                    notice: Some(now + LEFTOVER_NOTICE).filter(|notice| *notice < asked),
+                    asked,
+                };
+                Vec::new()
+            }
             Phase::Running | Phase::Stopping { .. } => {
                 self.phase = Phase::Sweeping {
                     deadline: now + self.grace.min(STRAGGLER_GRACE),
                 };
                 vec![Action::TerminateTree]
             }
-            Phase::Sweeping { .. } | Phase::Killing { .. } => Vec::new(),
+            Phase::Lingering { .. } | Phase::Sweeping { .. } | Phase::Killing { .. } => Vec::new(),
         }
     }
 
@@ -387,6 +445,17 @@ impl Group {
                 due.map(|_| Action::TerminateHelpers).into_iter().collect()
             }
             Phase::Stopping { .. } | Phase::Sweeping { .. } => self.kill_if_due(now),
+            Phase::Lingering { deadline, asked, .. } if *asked <= now => {
+                let deadline = *deadline;
+                self.sweep(deadline).to_vec()
+            }
+            Phase::Lingering { deadline, notice, .. } => {
+                let grace = *deadline - now;
+                let due = notice.take_if(|notice| *notice <= now);
+                due.map(|_| Action::ReportLeftovers { grace })
+                    .into_iter()
+                    .collect()
+            }
             Phase::Killing { deadline, retry } => {
                 if *deadline <= now {
                     return self.end(true);
@@ -404,6 +473,11 @@ impl Group {
         self.phase = Phase::Ended;
         vec![Action::End { survivors }]
     }
+}
+
+/// The part of a grace period after which processes that workers have started are told to end.
+fn time_of_helpers(grace: Duration) -> Duration {
+    grace.saturating_sub(HELPER_GRACE).max(grace / 2)
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ use snapshot::{has_no_memory, parse_activity, parse_children, parse_exit_status,
 
 /// Bytes of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
+/// Letters of a command line that are shown.
+const COMMAND_LETTERS: usize = 80;
 /// More than the kernel allows for an environment (three quarters of its 8 MiB stack default).
 const ENVIRON_MAX: usize = 8 << 20;
 /// How long an exec may leave a process without an environment, from the loss of its old memory until the new memory
@@ -352,6 +354,30 @@ impl ProcFs {
             Ok(text) => printable(text.strip_suffix(b"\n").unwrap_or(text)),
             Err(_) => "?".to_owned(),
         }
+    }
+
+    /// The command line, safe to print on a terminal and cut; the command name if there is none.
+    pub(crate) fn command(&mut self, pid: i32) -> String {
+        let words = self.starts(pid, "cmdline").unwrap_or_default().trim_ascii_end();
+        let words = words.strip_suffix(b"\0").unwrap_or(words);
+        if words.is_empty() {
+            return self.comm(pid);
+        }
+        let text: Vec<u8> = words
+            .iter()
+            .map(|byte| if *byte == 0 { b' ' } else { *byte })
+            .collect();
+        let text = printable(&text);
+        match text.char_indices().nth(COMMAND_LETTERS) {
+            Some((end, _)) => format!("{}\u{2026}", &text[..end]),
+            None => text,
+        }
+    }
+
+    /// The environment; empty if we may not see it.
+    pub(crate) fn environ(&mut self, pid: i32) -> Vec<u8> {
+        let read = read_whole(&self.dir, path(&mut self.name, pid, "environ"), &mut self.text);
+        read.unwrap_or_default().to_vec()
     }
 
     /// The kernel function in which the process sleeps; `None` if it runs or the kernel does not show it.

@@ -265,6 +265,9 @@ pub struct LaunchSpec {
     pub on_failure: OnFailure,
     /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
+    /// Whether processes that outlive their workers have the grace period to end by themselves, if all workers end well.
+    /// Else they are told to end at once.
+    pub lingers: bool,
     /// Who hears a signal to a worker.
     pub signal_scope: SignalScope,
     /// Whether a worker may run without its `cpus` and `memory`.
@@ -417,6 +420,7 @@ mod tests {
             odd: Vec::new(),
             on_failure: OnFailure::Stop,
             grace: Duration::ZERO,
+            lingers: false,
             signal_scope: SignalScope::default(),
             binding: Strictness::Required,
             logs: LogOptions::default(),

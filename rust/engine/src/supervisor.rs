@@ -49,6 +49,8 @@ use watched::Watched;
 const ORPHAN_DELAY: Duration = Duration::from_millis(50);
 /// How often we look at a dying process tree when no event reports its end.
 const CLEAR_POLL: Duration = Duration::from_millis(10);
+/// The same while what is left has time to end by itself.
+const LINGER_POLL: Duration = Duration::from_millis(100);
 /// How often we look at the workers inside a user's program on a kernel without pidfds.
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// Bytes read from a pipe at a time.
@@ -284,9 +286,13 @@ impl Supervisor {
             self.orphans_due,
             self.callers_due,
             self.imports_due(),
-            polling
-                .filter(|job| job.group().is_clearing())
-                .map(|_| now + CLEAR_POLL),
+            polling.filter(|job| job.group().is_clearing()).map(|job| {
+                now + if job.group().is_lingering() {
+                    LINGER_POLL
+                } else {
+                    CLEAR_POLL
+                }
+            }),
             polling.filter(|_| self.sweeps).map(|_| now + SWEEP_POLL),
         ];
         let due = due.into_iter().flatten().min();
@@ -355,6 +361,7 @@ impl Supervisor {
                 });
             }
             Action::CheckTree => self.check_tree(),
+            Action::ReportLeftovers { grace } => self.report_leftovers(grace),
             Action::TerminateTree => self.terminate_tree(),
             Action::TerminateHelpers => self.terminate_helpers(),
             Action::KillTree { first } => self.kill_tree(first),

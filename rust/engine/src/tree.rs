@@ -240,6 +240,15 @@ impl Tree {
         false
     }
 
+    /// A process with its command line and its environment.
+    pub(crate) fn describe(&mut self, stat: &Stat) -> (Stat, String, Vec<u8>) {
+        (
+            *stat,
+            self.procfs.command(stat.pid),
+            self.procfs.environ(stat.pid),
+        )
+    }
+
     /// Describes the processes that are left.
     pub(crate) fn survivors(&mut self, scope: Scope<'_>) -> Vec<Survivor> {
         let members = self.members(scope).unwrap_or_default();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.events import a_plan, an_attempt, an_exit, end
+from tests.support.events import a_leftovers, a_plan, an_attempt, an_exit, end
 
 from dsl.evidence import reports as evidence
 from dsl.model.outcome import Awaiting, Decision, History, Outcome
@@ -18,6 +18,26 @@ def test_that_restarts_wait_is_said_once(capfd: pytest.CaptureFixture[str]) -> N
         "dsl: the workers fail within 1 s of their start, again and again: from now on each restart waits, "
         "up to 5 s (said once)\n"
     )
+
+
+def test_what_workers_left_running_is_named_while_it_has_time_and_when_it_is_ended(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The classes of the engine cannot be made, so an event is a stand-in of its class."""
+    teller = Narrator(a_plan(2))
+    left = [(7, "sh -c upload", 1), (8, "?", None), (9, "b", 0), (10, "c", 0), (11, "d", 0)]
+    teller.hear(a_leftovers(left[:1], grace_s=28.0))
+    teller.hear(a_leftovers(left, grace_s=0.0))
+    assert capfd.readouterr().err.splitlines() == [
+        (
+            "dsl: all workers have ended, waiting at most 28 s for what they left running (Ctrl-C ends it): "
+            "process 7 of rank 1 (sh -c upload)"
+        ),
+        (
+            "dsl: warning: ended what the workers had left running: process 7 of rank 1 (sh -c upload), "
+            "process 8 (?), process 9 of rank 0 (b), 2 more"
+        ),
+    ]
 
 
 @pytest.mark.guarantee("G3")

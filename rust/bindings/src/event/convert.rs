@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{
-    Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
-    SignalReceived, Started, Stopping, Unbound, nanoseconds, survivors,
+    Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, Leftovers,
+    LogNotice, Output, SignalReceived, Started, Stopping, Unbound, nanoseconds, survivors,
 };
 
 /// One engine event as its Python class.
@@ -90,6 +90,12 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
                 },
             )?
             .into_any()
+        }
+        engine::Event::Leftovers { processes, grace } => {
+            let processes = processes.into_iter();
+            let processes = processes.map(|one| (one.pid, one.command, one.worker)).collect();
+            let grace_s = grace.as_secs_f64();
+            Py::new(py, Leftovers { processes, grace_s })?.into_any()
         }
         engine::Event::Killing { workers, tier } => {
             let tier = match tier {

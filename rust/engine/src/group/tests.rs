@@ -298,6 +298,88 @@ fn what_outlived_its_worker_is_asked_and_killed_after_the_shorter_of_grace_and_t
     }
 }
 
+/// A group of one worker that has ended well and left something running.
+fn lingering(grace_ms: u64) -> Scene {
+    let mut scene = Scene::with(1, OnFailure::Stop, Duration::from_millis(grace_ms));
+    scene.group.lingers = true;
+    scene.is(0, Input::Started, &[]);
+    scene.is(0, CLEAN, &[Action::CheckTree]);
+    scene.is(0, LEFT, &[]);
+    assert!(scene.group.is_clearing());
+    scene
+}
+
+fn leftovers(grace_ms: u64) -> Action {
+    Action::ReportLeftovers {
+        grace: Duration::from_millis(grace_ms),
+    }
+}
+
+#[test]
+fn what_outlives_workers_that_ended_well_has_the_grace_and_is_asked_shortly_before_its_end() {
+    let mut scene = lingering(30_000);
+    scene.next_tick_is(2_000);
+    scene.is(1_999, Input::Tick, &[]);
+    scene.is(2_000, Input::Tick, &[leftovers(28_000)]);
+    scene.is(2_001, LEFT, &[]);
+    scene.next_tick_is(29_000);
+    scene.is(29_000, Input::Tick, &[leftovers(0), Action::TerminateTree]);
+    scene.is(29_500, LEFT, &[]);
+    scene.is(30_000, Input::Tick, &[FIRST_KILL]);
+    scene.is(30_010, GONE, &[END]);
+}
+
+#[test]
+fn what_ends_by_itself_in_that_time_is_neither_asked_nor_reported() {
+    let mut scene = lingering(30_000);
+    scene.is(1_500, GONE, &[END]);
+}
+
+#[test]
+fn a_short_grace_is_not_announced() {
+    let mut scene = lingering(1_000);
+    scene.is(500, Input::Tick, &[leftovers(0), Action::TerminateTree]);
+    scene.is(1_000, Input::Tick, &[FIRST_KILL]);
+    let mut scene = lingering(0);
+    scene.is(0, Input::Tick, &[leftovers(0), Action::TerminateTree]);
+    scene.is(0, Input::Tick, &[FIRST_KILL]);
+}
+
+#[test]
+fn a_stop_ends_what_workers_have_left_and_a_second_one_kills_it() {
+    let mut scene = lingering(30_000);
+    let report = report(StopReason::Signal(libc::SIGINT), libc::SIGINT, GRACE);
+    let asked = [report, leftovers(0), Action::TerminateTree];
+    assert_eq!(
+        scene.group.moment(),
+        Moment::Preempted,
+        "the first signal does not insist"
+    );
+    scene.is(3_000, signalled(libc::SIGINT), &asked);
+    scene.next_tick_is(5_000);
+    scene.is(3_100, stop_after(0), &[FIRST_KILL]);
+    assert_eq!(scene.group.stop_signal(), Some(libc::SIGINT));
+    let mut scene = lingering(30_000);
+    scene.is(3_000, KILL, &[FIRST_KILL]);
+}
+
+#[test]
+fn what_outlives_a_failure_or_a_stop_gets_no_more_time() {
+    for on_failure in [OnFailure::Stop, OnFailure::Report] {
+        let mut scene = Scene::with(1, on_failure, GRACE);
+        scene.group.lingers = true;
+        scene.is(0, Input::Started, &[]);
+        scene.is(0, FAILED, &[Action::CheckTree]);
+        scene.is(0, LEFT, &[Action::TerminateTree]);
+    }
+    let mut scene = Scene::with(1, OnFailure::Stop, GRACE);
+    scene.group.lingers = true;
+    scene.is(0, Input::Started, &[]);
+    scene.step(0, REQUEST);
+    scene.is(0, CLEAN, &[Action::CheckTree]);
+    scene.is(0, LEFT, &[Action::TerminateTree]);
+}
+
 #[test]
 fn a_stop_shortens_the_time_of_what_outlived_its_worker() {
     let mut scene = Scene::started(1, 1);

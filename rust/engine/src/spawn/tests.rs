@@ -104,6 +104,7 @@ fn start_watched(
         odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: Duration::ZERO,
+        lingers: false,
         signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),

@@ -1,9 +1,9 @@
 //! Ends a group: finds and kills the remaining processes, and makes the last event.
 
 use std::sync::mpsc::Sender;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use crate::event::Event;
+use crate::event::{Event, Leftover};
 use crate::group::{Action, Input};
 use crate::mux::{Finish, LastLines, Outcome};
 use crate::supervisor::Supervisor;
@@ -83,6 +83,20 @@ impl Supervisor {
         if let Some(empty) = self.with_remains(Remains::are_none) {
             self.step(Input::Tree { empty });
         }
+    }
+
+    pub(super) fn report_leftovers(&mut self, grace: Duration) {
+        let seen = self.with_remains(Remains::leftovers).unwrap_or_default();
+        let Some(job) = self.job.as_ref().filter(|_| !seen.is_empty()) else {
+            return;
+        };
+        let processes = seen.into_iter().map(|(stat, command, environ)| Leftover {
+            pid: stat.pid,
+            command,
+            worker: job.worker_of(&stat, &environ),
+        });
+        let processes = processes.collect();
+        self.events.push(Event::Leftovers { processes, grace });
     }
 
     pub(super) fn terminate_tree(&mut self) {

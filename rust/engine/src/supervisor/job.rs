@@ -1,5 +1,6 @@
 //! The workers of one group, and the facts about them.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,7 +11,7 @@ use crate::forkserver::Ordered;
 use crate::group::{Action, Group, Input};
 use crate::mux::Outcome;
 use crate::poller::{Poller, is_readable};
-use crate::procfs;
+use crate::procfs::{self, Stat};
 use crate::signals::acts_on_groups;
 use crate::spawn::{AttemptContext, EnvTable, Prepared};
 use crate::spec::{LaunchSpec, SignalScope, WorkerSpec};
@@ -63,6 +64,8 @@ pub(super) struct Job {
     workers: Vec<Worker>,
     /// Pids of all workers that were started, including dead ones.
     leaders: Vec<i32>,
+    /// The workers of `leaders`, by index.
+    started: Vec<usize>,
     /// Decides which worker may start next.
     starting: Starting<Awaited>,
     deaths: DeathQueue,
@@ -100,11 +103,13 @@ impl Job {
                 spec.grace,
                 spec.signal_scope,
                 spec.tells_signals,
-            ),
+            )
+            .lingering(spec.lingers),
             starting: Starting::new(servers, spec.import_throttle),
             spec,
             env,
             leaders: Vec::new(),
+            started: Vec::new(),
             deaths: DeathQueue::default(),
             first_failure: None,
             stragglers: 0,
@@ -172,6 +177,23 @@ impl Job {
         &self.leaders
     }
 
+    /// The worker that has left a process with these groups and this environment, if one is more likely than any other.
+    pub(super) fn worker_of(&self, stat: &Stat, environ: &[u8]) -> Option<usize> {
+        let is_leader = |pid: &i32| [stat.pgrp, stat.session].contains(pid);
+        if let Some(place) = self.leaders.iter().position(is_leader) {
+            return Some(self.started[place]);
+        }
+        let entries: HashSet<&[u8]> = environ.split(|byte| *byte == 0).collect();
+        let shared = |worker: &WorkerSpec| {
+            let own = worker.env.iter().map(|entry| entry.text().to_bytes());
+            own.filter(|entry| entries.contains(entry)).count()
+        };
+        let counts: Vec<usize> = self.spec.workers.iter().map(shared).collect();
+        let most = counts.iter().max().filter(|most| **most > 0)?;
+        let mut likely = (0..counts.len()).filter(|index| counts[*index] == *most);
+        likely.next().filter(|_| likely.next().is_none())
+    }
+
     /// The first worker that failed by itself.
     pub(super) fn first_failure(&self) -> Option<&Exit> {
         self.first_failure.as_ref()
@@ -192,6 +214,7 @@ impl Job {
         now: SystemTime,
     ) {
         self.leaders.push(pid);
+        self.started.push(index);
         if origin.is_none() {
             self.starting.executed(index, pid, Instant::now());
         }

@@ -166,6 +166,17 @@ impl Remains {
         self.known = identities(&members.unwrap_or_default());
     }
 
+    /// Processes that outlived their workers, with command line and environment; not what they have started themselves.
+    pub(super) fn leftovers(&mut self, group: Group<'_>) -> Vec<(Stat, String, Vec<u8>)> {
+        let describe = |tree: &mut Tree, scope: Scope<'_>| {
+            let members = tree.members(scope).unwrap_or_default();
+            let is_first = |stat: &&Stat| members.iter().all(|other| other.pid != stat.ppid);
+            let first = members.iter().filter(is_first);
+            first.map(|stat| tree.describe(stat)).collect()
+        };
+        self.with_tree(group, true, describe).unwrap_or_default()
+    }
+
     /// Asks all processes but the running workers to end. Returns how many processes (or process groups) were asked.
     pub(super) fn terminate(&mut self, group: Group<'_>) -> usize {
         let sent = |tree: &mut Tree, scope: Scope<'_>| {

@@ -61,6 +61,7 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: GRACE,
+        lingers: false,
         signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Kills are repeated every 100 ms for 5 s, after at most two deadlines.
-const TICKS_MAX: usize = 5_000 / 100 + 2;
+/// Kills are repeated every 100 ms for 5 s, after at most two deadlines and a notice.
+const TICKS_MAX: usize = 5_000 / 100 + 3;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
@@ -118,6 +118,7 @@ impl World {
                 }
             }
             Action::CheckTree => self.look(),
+            Action::ReportLeftovers { .. } => assert!(self.running.is_empty() && !self.group.has_failed),
             Action::TerminateTree => self.strays.retain(|obeys| !obeys),
             Action::TerminateHelpers => {
                 assert!(self.group.scope == SignalScope::Rank && !self.running.is_empty());
@@ -277,11 +278,13 @@ proptest! {
         immortal in any::<bool>(),
         ranks in any::<bool>(),
         tells in any::<bool>(),
+        lingers in any::<bool>(),
         events in prop::collection::vec(event(), 0..60),
     ) {
         let on_failure = if report { OnFailure::Report } else { OnFailure::Stop };
         let scope = if ranks { SignalScope::Rank } else { SignalScope::Group };
         let group = Group::new(workers, on_failure, Duration::from_millis(grace_ms), scope, tells);
+        let group = group.lingering(lingers);
         let mut world = World::new(group, workers, immortal);
         for event in events {
             let was_over = world.has_ended();

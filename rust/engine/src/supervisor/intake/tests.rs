@@ -59,6 +59,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: GRACE,
+        lingers: false,
         signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),
