@@ -21,6 +21,7 @@ from dsl import (
     GuardOutcome,
     Killing,
     LaunchSpec,
+    Leftovers,
     LimitError,
     LogNotice,
     Output,
@@ -75,6 +76,8 @@ def describe(event: Event) -> str:
         return signal.Signals(event.signum).name if event.action == "forward" else str(event.from_terminal)
     if isinstance(event, Stopping):
         return f"{event.reason} {event.signum} {event.grace_s}"
+    if isinstance(event, Leftovers):
+        return f"{[pid + 1 for pid, _command, _worker in event.processes]} {event.grace_s + 0.5}"
     if isinstance(event, Killing):
         return f"{event.tier} {[worker + 1 for worker in event.workers]}"
     if isinstance(event, LogNotice):

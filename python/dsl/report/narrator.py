@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 
 LONGEST_MESSAGE = 300
-MOST_LEFTOVERS = 3
 STDERR = 2
 
 
@@ -229,12 +228,13 @@ class Narrator:
         self.warn(f"{label} {reason} (said once{strict})")
 
     def _hear_leftovers(self, event: Leftovers) -> None:
+        from dsl.lists import name_few
+
         said = []
-        for pid, command, worker in event.processes[:MOST_LEFTOVERS]:
+        for pid, command, worker in event.processes:
             of = "" if worker is None else f" of {self._plan.workers[worker].label}"
             said.append(f"process {pid}{of} ({command})")
-        more = len(event.processes) - len(said)
-        what = ", ".join([*said, f"{more} more"] if more else said)
+        what = name_few(said)
         self._lingers = event.grace_s > 0
         if self._lingers:
             text = f"all workers have ended, waiting at most {event.grace_s:.0f} s for what they left running"

@@ -35,7 +35,7 @@ def test_what_workers_left_running_is_named_while_it_has_time_and_when_it_is_end
         ),
         (
             "dsl: warning: ended what the workers had left running: process 7 of rank 1 (sh -c upload), "
-            "process 8 (?), process 9 of rank 0 (b), 2 more"
+            "process 8 (?), process 9 of rank 0 (b), process 10 of rank 0 (c) and 1 more"
         ),
     ]
 
