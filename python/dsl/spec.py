@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.model.node import NodePlan, Route, WorkerPlan
+from dsl._record import replace
+from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +71,17 @@ def launch_spec(
         tells_signals=plan.tells_signals,
         import_throttle=plan.import_throttle,
     )
+
+
+def with_few_pipes(plan: NodePlan) -> NodePlan:
+    """The plan for few descriptors: workers write straight to the console what goes nowhere else."""
+
+    def own(route: Route | None) -> Route | None:
+        is_only_shown = route is not None and route.console is not None and route.path is None
+        return INHERIT if is_only_shown and not plan.line_files else route
+
+    workers = [replace(one, stdout=own(one.stdout), stderr=own(one.stderr)) for one in plan.workers]
+    return replace(plan, workers=tuple(workers))
 
 
 def _stdin(worker: WorkerPlan, *, is_terminal: bool) -> Stdio:

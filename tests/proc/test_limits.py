@@ -32,6 +32,42 @@ def test_too_few_descriptors(dsl_command: Path, testchild: Path, tmp_path: Path)
     assert int(needed[1]) >= 400
 
 
+@pytest.mark.parametrize("place", ["two", "one"])
+@pytest.mark.parametrize("method, limit", [("spawn", 64), ("forkserver", 70)])
+def test_with_few_descriptors_workers_write_straight_to_the_console(
+    method: str, limit: int, place: str, dsl_command: Path, tmp_path: Path
+) -> None:
+    """24 workers with a pipe each need more than so many descriptors."""
+    (tmp_path / "says.py").write_text("import os\nos.write(1, b'said\\n')\nos.write(2, b'warned\\n')\n")
+    options = ["--no_local_rank", "--num_gpus=24", "--start-method", method, str(tmp_path / "says.py")]
+    joined = " 2>&1" if place == "one" else ""
+    limited = ["/bin/sh", "-c", f'ulimit -n {limit} && exec "$0" "$@"{joined}', str(dsl_command)]
+    with running([*limited, *options], tmp_path) as job:
+        assert job.wait() == 0, job.stderr()
+    lines = (job.stdout() + job.stderr()).splitlines()
+    assert (lines.count("said"), lines.count("warned")) == (24, 24)
+    (told,) = set(lines) - {"said", "warned"}
+    needed = 24 * (2 if place == "one" else 3)
+    found = re.search(rf"24 workers need (\d+) open files, but the hard limit is {limit}: .*straight", told)
+    assert found, told
+    assert needed < int(found[1]) <= needed + 64
+
+
+def test_log_files_need_their_descriptors(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    line = [
+        str(dsl_command),
+        "--no_python",
+        "--no_local_rank",
+        "--num_gpus=24",
+        "--log-dir",
+        str(tmp_path / "logs"),
+    ]
+    line += [str(testchild), "touch", str(started)]
+    said = _refused(["/bin/sh", "-c", 'ulimit -n 64 && exec "$0" "$@"', *line], tmp_path / "job", started)
+    assert re.search(r"24 workers need 1\d\d open files, but the hard limit is 64: ", said)
+
+
 def test_a_low_soft_limit_is_raised_by_itself(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
     line = dsl_line(dsl_command, 200, [str(testchild), "exit", "0"])
     with running(["/bin/sh", "-c", 'ulimit -S -n 40 && exec "$0" "$@"', *line], tmp_path) as job:

@@ -8,8 +8,8 @@ import pytest
 
 from dsl import LaunchSpec, Stdio, WorkerSpec
 from dsl._record import replace
-from dsl.model.node import NodePlan, Route, WorkerPlan
-from dsl.spec import launch_spec
+from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
+from dsl.spec import launch_spec, with_few_pipes
 
 
 def _plan(*workers: WorkerPlan) -> NodePlan:
@@ -129,3 +129,16 @@ def test_a_worker_that_writes_to_our_terminal_has_it_whatever_it_reads(stream: i
     own = Route(console=1, terminal=True)
     worker = replace(_worker(0), stdout=own, stderr=None)
     assert not launch_spec(_plan(worker), stdin_is_terminal=False).workers[0].foreground
+
+
+def test_with_few_descriptors_only_streams_that_something_else_needs_have_pipes() -> None:
+    shown = (Route(console=1), Route(console=2))
+    kept = (Route(path="/o", console=1), Route(console=2))
+    plan = _plan(*[_worker(rank, stdout=one, stderr=two) for rank, (one, two) in enumerate((shown, kept))])
+    first, second = with_few_pipes(plan).workers
+    assert (first.stdout, first.stderr) == (INHERIT, INHERIT)
+    assert (second.stdout, second.stderr) == (kept[0], INHERIT)
+    searched = replace(plan, line_files=((1, "/found", ("loss",)),))
+    assert with_few_pipes(searched) == searched
+    joined = _plan(_worker(0, stdout=Route(console=1), stderr=None))
+    assert with_few_pipes(joined).workers[0].stderr is None

@@ -11,6 +11,7 @@ from dsl import (
     EngineError,
     Exited,
     ForkServerLost,
+    LimitError,
     LogNotice,
     SignalReceived,
     Stopping,
@@ -19,6 +20,7 @@ from dsl import (
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
+from dsl.model.job import Notice
 from dsl.model.outcome import (
     KEPT,
     SIGKILL,
@@ -37,7 +39,7 @@ from dsl.model.outcome import (
 )
 from dsl.report.speak import complain, optional
 from dsl.signals import shortage
-from dsl.spec import launch_spec
+from dsl.spec import launch_spec, with_few_pipes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -269,6 +271,7 @@ class Agent:
 
     def _start(self, supervisor: Supervisor) -> None:
         plan = self._plan
+        numbers: Sequence[int] = ()
         if plan.prewarms and not self._history.count:
             self._prewarm(supervisor)
         if plan.fork_servers:
@@ -279,7 +282,11 @@ class Agent:
         self._begin_s = time.monotonic()
         if plan.hang_timeout_s is not None or self._metrics is not None:
             self._settle(supervisor)  # now there is a thread to be had
-        supervisor.start(self._spec)
+        try:
+            supervisor.start(self._spec)
+        except LimitError as error:
+            supervisor.start(self._spec_of(with_few_pipes(plan), numbers))
+            self._tell(Notice("warning", f"{error}; until then they write straight to the console, untagged"))
         self._tell(AttemptStarted(self._plan))
         if not self._is_settled:
             self._take_in(supervisor, *self._wait(supervisor, 0.0 if plan.fork_servers else SETTLE_S))

@@ -10,14 +10,16 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use crate::affinity::{Allowed, validate, validate_nodes};
 use crate::bell::Bell;
 use crate::error::Error;
-use crate::limits::{Need, preflight};
+use crate::limits::{Limit, Need, preflight};
 use crate::mux::{Consoles, Mux, Stream};
-use crate::spawn::open_files_limit;
+use crate::spawn::{all_descriptors, open_files_limit};
 use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::tree::TOKEN_VARIABLE;
 
-/// Descriptors that the engine and its owner need in addition to those of the workers.
+/// Descriptors that the engine and its owner need in addition to those of the workers, as a rule of thumb.
 const OWN_FDS: usize = 64;
+/// Of these, those that they open when a group has been accepted: for the group, for views, or for a moment.
+const LATER_FDS: usize = 14;
 
 /// The variable with the job's token, after the tokens of the jobs in which this job runs.
 pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
@@ -106,13 +108,21 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
         _ => 0,
     };
     let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
-    let need = Need {
+    let mut need = Need {
         workers: spec.workers.len(),
         threads: threads_for(spec),
         fds_per_worker: 1 + spec.workers.iter().map(of_worker).max().unwrap_or(0),
         fds_base: OWN_FDS,
     };
-    let Some(files) = preflight(&need)?.nofile else {
+    let checked = preflight(&need).or_else(|shortage| {
+        if !matches!(shortage.limit, Limit::OpenFiles(_) | Limit::NrOpen(_)) {
+            return Err(shortage);
+        }
+        let all = all_descriptors().map_or(OWN_FDS, |others| 3 + others.len() + LATER_FDS);
+        need.fds_base = need.fds_base.min(all);
+        preflight(&need)
+    });
+    let Some(files) = checked?.nofile else {
         return Ok(());
     };
     let limit = Rlimit {
