@@ -505,6 +505,8 @@ class Agent:
                 attempt = with_report(attempt)
             except Exception as error:  # noqa: BLE001  our own files are gone: the job ends as it has to
                 complain(attempt.plan.command, error, "the evidence of the failure is missing")
+        if any(one.signal is not None for one in attempt.exits):
+            optional(attempt.plan.command, "shared memory may be left", lambda: self._clear_up(attempt))
         history = self._history
         tried = history.tried
         if tried or attempt.cause is not None or attempt.news:
@@ -513,6 +515,12 @@ class Agent:
             tried = with_attempt(tried, attempt)
         kept = (*history.attempts, attempt)[-KEPT:]
         self._history = replace(history, attempts=kept, count=history.count + 1, tried=tried)
+
+    def _clear_up(self, attempt: AttemptOutcome) -> None:
+        from dsl.evidence.segments import clear_segments
+
+        for line in clear_segments(attempt.exits):
+            self._tell(Notice("warning", line))
 
     def _tell(self, event: object) -> None:
         for listener in self._listeners:
