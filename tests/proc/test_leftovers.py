@@ -15,6 +15,8 @@ from kit.waiting import until
 from tests.support.jobs import Job, complete_lines, running
 from tests.support.warm import Place
 
+from dsl.evidence.segments import FIRST_NAMESPACE
+
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
 
 METHODS = ("spawn", "forkserver", "warm")
@@ -109,6 +111,30 @@ def test_what_a_failed_rank_leaves_has_no_such_time(
         assert job.wait() == code, job.stderr()
         assert job.left() == []
     assert "left running" not in job.stderr()
+
+
+SEGMENT = """
+import os
+path = f"/dev/shm/torch_{os.getpid()}_0_0"
+os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+if os.environ["RANK"] == "1":
+    open("made", "w").write(path)
+    os.kill(os.getpid(), 9)
+os.unlink(path)
+"""
+
+
+def test_shared_memory_of_a_killed_rank_is_removed_or_named(dsl_command: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SEGMENT)
+    line = ["sh", "-c", 'cd "$0"; exec "$@"', str(tmp_path), *_dsl(dsl_command), str(tmp_path / "program.py")]
+    with running(line, tmp_path) as job:
+        assert job.wait() == 137, job.stderr()
+    made = (tmp_path / "made").read_text()
+    is_first = os.stat("/proc/self/ns/pid").st_ino == FIRST_NAMESPACE
+    what = "removed shared memory that" if is_first else "killed ranks may have left shared memory,"
+    assert any(what in text and made in text for text in job.stderr().splitlines()), job.stderr()
+    assert os.path.exists(made) is not is_first
+    Path(made).unlink(missing_ok=True)
 
 
 def test_functions_wait_for_what_they_have_started(tmp_path: Path) -> None:

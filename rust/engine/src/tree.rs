@@ -302,7 +302,7 @@ fn sheltered(all: &[Stat], servers: &[i32], workers: &[i32]) -> HashSet<i32> {
 }
 
 /// Whether the kernel refuses our signals to a process that was seen a moment ago. Sends no signal.
-fn may_not_signal(pid: i32) -> bool {
+pub(crate) fn may_not_signal(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
 }
 

@@ -48,7 +48,7 @@ impl Supervisor {
     pub fn join_fork_server(&mut self, link: OwnedFd, is_prepared: bool) -> Result<usize, Error> {
         let number = self.servers.len();
         let token = Watched::ForkServer(number).encode();
-        let is_usable = !self.sweeps && self.remains.can_spare_servers();
+        let is_usable = !self.sweeps && self.remains.can_be_seen();
         let server = Peer::of(&link)
             .map_err(|stranger| match stranger {
                 // The command has met it before.
@@ -85,7 +85,7 @@ impl Supervisor {
         if self.sweeps {
             return Err("cannot be watched: this kernel has no pidfds".to_owned());
         }
-        if !self.remains.can_spare_servers() {
+        if !self.remains.can_be_seen() {
             return Err("cannot be told from what workers leave: /proc cannot be read".to_owned());
         }
         let ends = Ends::new().map_err(|error| format!("could not be started: {error}"))?;

@@ -83,6 +83,7 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn new(
         spec: Arc<LaunchSpec>,
+        lingers: bool,
         env: EnvTable,
         cgroup: Option<AttemptCgroup>,
         oom_kills_before: u64,
@@ -104,7 +105,7 @@ impl Job {
                 spec.signal_scope,
                 spec.tells_signals,
             )
-            .lingering(spec.lingers),
+            .lingering(lingers),
             starting: Starting::new(servers, spec.import_throttle),
             spec,
             env,

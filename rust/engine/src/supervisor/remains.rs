@@ -15,7 +15,7 @@ use crate::orphans::{Orphans, reap_orphans};
 use crate::procfs::Stat;
 use crate::sys::signal;
 use crate::sys::wait::has_child_in_group;
-use crate::tree::{Scope, Tree};
+use crate::tree::{Scope, Tree, may_not_signal};
 
 /// How many looks at the process table must find nothing. One look can miss a process that is just being forked.
 const LOOKS: usize = 2;
@@ -84,8 +84,8 @@ impl Remains {
         self.has_lost_branch = true;
     }
 
-    /// Whether remaining processes can be told apart from fork servers.
-    pub(super) fn can_spare_servers(&self) -> bool {
+    /// Whether remaining processes can be seen, and told apart from fork servers.
+    pub(super) fn can_be_seen(&self) -> bool {
         self.tree.is_ok()
     }
 
@@ -166,10 +166,12 @@ impl Remains {
         self.known = identities(&members.unwrap_or_default());
     }
 
-    /// Processes that outlived their workers, with command line and environment; not what they have started themselves.
+    /// Processes that outlived their workers and that we may end, with command line and environment; not what they have
+    /// started themselves.
     pub(super) fn leftovers(&mut self, group: Group<'_>) -> Vec<(Stat, String, Vec<u8>)> {
         let describe = |tree: &mut Tree, scope: Scope<'_>| {
-            let members = tree.members(scope).unwrap_or_default();
+            let mut members = tree.members(scope).unwrap_or_default();
+            members.retain(|stat| !may_not_signal(stat.pid));
             let is_first = |stat: &&Stat| members.iter().all(|other| other.pid != stat.ppid);
             let first = members.iter().filter(is_first);
             first.map(|stat| tree.describe(stat)).collect()

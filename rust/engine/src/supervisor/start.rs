@@ -39,7 +39,9 @@ impl Supervisor {
         self.remains.forget();
         self.job_control.begin();
         self.latest = Some(Arc::clone(&spec));
-        self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
+        // Nobody waits in silence for what cannot be named.
+        let lingers = spec.lingers && self.remains.can_be_seen();
+        self.job = Some(Job::new(spec, lingers, env, cgroup, self.oom.kills()));
         self.catch_up();
         Ok(())
     }
