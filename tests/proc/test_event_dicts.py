@@ -112,6 +112,7 @@ def dicts(testchild: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.log("/dev/full"))),
         *run(WorkerSpec([child, "exit", "0"], cpus=[outside]), binding="wanted"),
         *run(WorkerSpec([child, "exit", "3"])),
+        *run(WorkerSpec(["/bin/sh", "-c", "sleep 600 &"]), lingers=True, grace_s=0.2),
         *run(WorkerSpec(["/usr/bin/env", child, "exit", "0"], fork_server=0, fork_entry=1), servers=[SERVER]),
         *run(WorkerSpec([child, "exit", "0"], fork_server=0, fork_entry=1), servers=[["/bin/false"]]),
     ]

@@ -26,6 +26,7 @@ class Group:
         servers: Sequence[Sequence[str]] = (),
         import_throttle: int | None = None,
         slow_s: float = 30.0,
+        lingers: bool = False,
     ) -> None:
         """`servers`: commands of fork servers, which workers name by their places."""
         self.events: list[Event] = []
@@ -42,6 +43,7 @@ class Group:
                 grace_s=grace_s,
                 binding=binding,
                 import_throttle=import_throttle,
+                lingers=lingers,
             )
             self.supervisor.start(spec)
         except Exception:

@@ -20,6 +20,8 @@ use crate::tree::TOKEN_VARIABLE;
 const OWN_FDS: usize = 64;
 /// Of these, those that they open when a group has been accepted: for the group, for views, or for a moment.
 const LATER_FDS: usize = 14;
+/// Those of the orders that a fork server has not taken yet.
+const ORDER_FDS: usize = 12;
 
 /// The variable with the job's token, after the tokens of the jobs in which this job runs.
 pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
@@ -118,7 +120,9 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
         if !matches!(shortage.limit, Limit::OpenFiles(_) | Limit::NrOpen(_)) {
             return Err(shortage);
         }
-        let all = all_descriptors().map_or(OWN_FDS, |others| 3 + others.len() + LATER_FDS);
+        let is_forked = spec.workers.iter().any(|worker| worker.fork.is_some());
+        let later = LATER_FDS + if is_forked { ORDER_FDS } else { 0 };
+        let all = all_descriptors().map_or(OWN_FDS, |others| 3 + others.len() + later);
         need.fds_base = need.fds_base.min(all);
         preflight(&need)
     });
