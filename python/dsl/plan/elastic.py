@@ -69,8 +69,8 @@ def node_bounds(request: Request, host_count: int | None) -> NodeRange:
     if host_count is None:
         return least, most
     if least > host_count:
-        there = f"there {'is' if host_count == 1 else 'are'} {counted(host_count, 'host')} to run on"
-        raise OptionError(f"elastic training on at least {least} nodes: {there}")
+        are = f"there {'is' if host_count == 1 else 'are'} {counted(host_count, 'host')} to run on"
+        raise OptionError(f"elastic training on at least {least} nodes: {are}")
     return least, min(most, host_count)
 
 

@@ -69,7 +69,13 @@ def test_streams_that_lead_to_one_place_are_one() -> None:
 
 def test_streams_that_also_go_to_files_or_are_searched_stay_two() -> None:
     one = Console("other", "other", is_one=True)
-    for asked in ({"log_dir": "/logs"}, {"tee": "2"}, {"redirects": "1"}, {"stderr_words": "loss"}):
+    options: tuple[Any, ...] = (
+        {"log_dir": "/logs"},
+        {"tee": "2"},
+        {"redirects": "1"},
+        {"stderr_words": "loss"},
+    )
+    for asked in options:
         assert all(stderr is not None for _, stderr in _plan(2, one, **asked).routes), asked
 
 
