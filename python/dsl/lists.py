@@ -1,7 +1,7 @@
 """Reads numbers that users write, with the same grammar and bounds everywhere: counts, seconds, sizes, lists.
 
-Also here: the name of the variable for the number of threads, a check of colons in host names, and addresses
-with ports.
+Also here: names of variables that several rooms read, a check of colons in host names, and addresses with
+ports.
 """
 
 from __future__ import annotations
@@ -9,9 +9,34 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import TypeAlias
+
+    TaskNames: TypeAlias = tuple[str, str, str, tuple[str, ...]]
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Sets how many threads OpenMP, and so torch, starts in a worker."""
+
+TASKS: tuple[TaskNames, ...] = (
+    (
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_pmix"),
+    ),
+    ("PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE", ("PMIX_",)),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", ("PMI_", "MPI_LOCAL")),
+    ("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_SIZE", ("PALS_",)),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_",)),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE", ("JSM_NAMESPACE_",)),
+    ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", ("FLUX_TASK_", "FLUX_JOB_SIZE")),
+    (
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+        (
+            *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK", "SLURM_GTIDS"),
+            *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS"),
+        ),
+    ),
+)
+"""How the launchers of tasks number them: the variables of the rank, the local rank and the number of tasks,
+and how the names of all variables begin that hold for one task alone. Slurm's are the last."""
 
 MOST_DIGITS = 9
 """Most digits of a number; Python itself refuses to read numbers of thousands of digits."""

@@ -32,7 +32,7 @@ from dsl.control.messages import (
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.launchers.base import FIRST_PLACE, PLACE
-from dsl.lists import parse_number, parse_seconds
+from dsl.lists import TASKS, parse_number, parse_seconds
 from dsl.machine.this_process import Console, Names, use_null
 from dsl.model.job import Meeting, Notice
 from dsl.model.observation import Look, Looked, SignalRank
@@ -52,13 +52,8 @@ COMMAND = "dsl"
 KEY_VARIABLE = "DSL_CONTROL_KEY"
 """Variable with the key of the job, if the launcher passes variables on."""
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-LOCAL_RANK_VARIABLES = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-    "SLURM_LOCALID",
-)
+RANK_VARIABLES = tuple([rank for rank, *_ in TASKS])
+LOCAL_RANK_VARIABLES = tuple([local_rank for _, local_rank, *_ in TASKS])
 
 CONNECT_S = 30.0
 WORD_S = 600.0

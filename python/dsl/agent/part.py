@@ -13,10 +13,11 @@ from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.observation import Look, SignalRank
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, History, Membership, own_code
+from dsl.plan.environ import shared_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
     from dsl.facts import Facts
@@ -139,7 +140,6 @@ class Part(Planner):
         self.max_restarts = 0  # the head counts restarts
         self._task = assignment.task
         self._orders = orders
-        self._pmi_fd = facts.environ.get("PMI_FD", "")
 
     def plan(self, attempt: int) -> NodePlan:  # noqa: ARG002  the head counts attempts over all hosts
         """Decide what this host starts in the attempt that the head has made the last meeting for.
@@ -151,14 +151,15 @@ class Part(Planner):
         problem = meeting_problem(meeting, self.job)
         if problem:
             raise ControlError(f"the head of the job has said what cannot be: {problem}")
-        return conducted(super().plan(meeting.attempt), self._task, self._pmi_fd)
+        ranks = {} if self._task is None else shared_ranks(self._facts.environ, meeting, self._task)
+        return conducted(super().plan(meeting.attempt), self._task, ranks)
 
 
-def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
+def conducted(plan: NodePlan, task: int | None, ranks: Mapping[str, str]) -> NodePlan:
     """The part of a node's plan that a conducted agent starts.
 
-    ``task`` is the one local rank that it starts; None: all. ``pmi_fd`` is the value of ``PMI_FD``: the
-    descriptor by which a program of MPICH's family talks to its process manager; empty without one.
+    ``task`` is the one local rank that it starts; None: all. ``ranks``: what the launcher has told this task.
+    ``PMI_FD`` is the descriptor by which a program of MPICH's family talks to its process manager.
     """
     if task is not None and (plan.fork_servers or plan.import_throttle is not None):
         from dsl.plan.starting import with_notice, without_fork_servers
@@ -172,6 +173,8 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
             text = "--import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
             plan = with_notice(replace(plan, import_throttle=None), "warning", text)
     workers = plan.workers if task is None else plan.workers[task : task + 1]
+    env = {**ranks, **plan.env}
+    pmi_fd = env.get("PMI_FD", "")
     if pmi_fd.isascii() and pmi_fd.isdecimal() and int(pmi_fd) > 2:
         workers = tuple([replace(worker, keep_fds=(int(pmi_fd),)) for worker in workers])
     run_dirs, pid_file = plan.run_dirs, plan.pid_file
@@ -184,7 +187,13 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
     workers = tuple([replace(worker, stdin=False) for worker in workers])
     prewarms = plan.prewarms and task in (None, 0)
     return replace(
-        plan, workers=workers, run_dirs=run_dirs, pid_file=pid_file, is_conducted=True, prewarms=prewarms
+        plan,
+        workers=workers,
+        env=env,
+        run_dirs=run_dirs,
+        pid_file=pid_file,
+        is_conducted=True,
+        prewarms=prewarms,
     )
 
 

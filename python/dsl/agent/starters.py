@@ -18,9 +18,10 @@ from dsl.errors import JobFormatError, LauncherError
 from dsl.launchers.base import ENDED, plan_starts
 from dsl.launchers.ssh import SSH_FAILED
 from dsl.launchers.table import BY_SSH
-from dsl.lists import parse_number
+from dsl.lists import TASKS, parse_number
 from dsl.model.codec import from_line, to_line
 from dsl.model.job import Notice
+from dsl.plan.environ import without_ranks
 from dsl.plan.node import signal_meanings
 from dsl.printable import printable
 from dsl.report.verdict import reason
@@ -157,7 +158,9 @@ class Starters:
         self._job = job
         self._node_ranks = node_ranks
         unset = {name for start in starts for name in start.unset}
-        self._environ = {name: value for name, value in environ.items() if name not in unset}
+        # An agent takes its place from them: those of its launcher, not of one around this command.
+        outer = without_ranks(environ, TASKS[:-1])
+        self._environ = {name: value for name, value in outer.items() if name not in unset}
         self._programs = [Starter(start, node_ranks) for start in starts]
         self._kept = [Starter(one, node_ranks) for start in starts for one in start.kept]
         """The programs of the keeper, by place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsl.lists import TASKS
 from dsl.signals import signal_word
 
 TYPE_CHECKING = False
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
+    from dsl.lists import TaskNames
     from dsl.model.job import Flavour, Job, Meeting
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -95,12 +97,46 @@ def _given_devices(slots: Sequence[int], variable: str, inherited: Mapping[str, 
     return [given[slot] for slot in slots] if given[0] and max(slots, default=0) < len(given) else []
 
 
+def without_ranks(environ: Mapping[str, str], launchers: Sequence[TaskNames] = TASKS) -> Mapping[str, str]:
+    """An environment without what launchers of tasks have told this process about its own rank."""
+    gone: tuple[str, ...] = ()
+    for rank, _, size, names in launchers:
+        if rank in environ or size in environ:
+            gone += names
+    if not gone:
+        return environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(gone) or name.startswith("PMIX_MCA_")
+    }
+
+
+def shared_ranks(environ: Mapping[str, str], meeting: Meeting, local_rank: int) -> dict[str, str]:
+    """What the launchers of tasks have told the only worker of this process, if it is the same as we tell it.
+
+    Slurm's number of tasks per node may be missing, or what was asked for; Lightning reads it.
+    """
+    found: dict[str, str] = {}
+    own = (str(meeting.ranks[local_rank]), str(local_rank), str(meeting.world_size))
+    for *variables, names in TASKS:
+        if variables[0] not in environ:
+            continue
+        if all(environ.get(name, value) == value for name, value in zip(variables, own, strict=True)):
+            found |= {name: value for name, value in environ.items() if name.startswith(names)}
+    if "SLURM_NTASKS" in found:
+        found["SLURM_NTASKS_PER_NODE"] = str(meeting.local_world_size)
+    return found
+
+
 def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:
     """What the workers of a node inherit: the environment of its agent, overlaid with the job's variables.
 
-    The key by which nodes join the job is not among it.
+    The key by which nodes join the job is not among it, nor is the agent's own rank: see `shared_ranks`.
     """
-    inherited = {**environ, **dict(job.env)} if job.env else environ
+    inherited = without_ranks(environ)
+    if job.env:
+        inherited = {**inherited, **dict(job.env)}
     if JOB_KEY_VARIABLE in inherited:
         return {name: value for name, value in inherited.items() if name != JOB_KEY_VARIABLE}
     return inherited

@@ -27,6 +27,7 @@ from dsl.plan.environ import (
     inherited_environment,
     pod_variables,
     set_defaults,
+    shared_ranks,
     shown_slots,
     worker_environment,
 )
@@ -107,6 +108,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
 
         own = own_devices(job.workers, inherited, count, facts.devices)
     env = group_environment(job, meeting, {**inherited, **pod_variables(job, facts)})
+    if count == 1:
+        env = {**shared_ranks(facts.environ, meeting, 0), **env}
     if flavour.shows_slots:
         env.update(shown_slots(job, meeting, inherited, facts))
     placement = _place(job, meeting, env, own, facts)

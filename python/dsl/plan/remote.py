@@ -8,6 +8,7 @@ from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, Pairs
 from dsl.model.remote import DEFAULT_FANOUT, LAUNCHERS, RANK_LAUNCHERS, Remote
+from dsl.plan.environ import without_ranks
 from dsl.resources.exports import (
     DEFAULT_NAME,
     GENERAL,
@@ -162,7 +163,7 @@ def remote_variables(own: Pairs, facts: Facts) -> tuple[Pairs, list[Notice]]:
         AcceleratorError: ``DS_ACCELERATOR`` names no accelerator.
     """
     environ, notices = facts.environ, []
-    variables = choose_exports(environ, facts.files.cwd, _export_prefixes(facts))
+    variables = choose_exports(without_ranks(environ), facts.files.cwd, _export_prefixes(facts))
     name = environ.get(NAME_VARIABLE) or DEFAULT_NAME
     paths = env_file_paths(name, facts.files.home, facts.files.cwd)
     files = read_env_files(paths, {**environ, **variables}, facts.files.read_text)

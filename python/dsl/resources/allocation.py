@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsl._record import Record
 from dsl.errors import HostfileError
-from dsl.lists import MOST_NODES, MOST_WORKERS, parse_number, quote
+from dsl.lists import MOST_NODES, MOST_WORKERS, TASKS, parse_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Environ: TypeAlias = Mapping[str, str]
     ReadText: TypeAlias = Callable[[str], str | None]
 
-TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
+TASK_COUNTS = tuple([size for _, _, size, _ in TASKS[:-1]])
 """Variables in the tasks of an MPI job. One of several tasks must not start a job on all hosts."""
 
 OWN_JOB = "DSL_JOB_ID"

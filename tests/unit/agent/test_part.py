@@ -120,7 +120,7 @@ def test_a_task_starts_one_worker_and_keeps_what_it_needs_of_its_process_manager
         run_dirs=("/r", "/r/attempt_0", *[f"/r/attempt_0/{rank}" for rank in range(3)]),
         pid_file="/p",
     )
-    part = conducted(plan, 1, "5")
+    part = conducted(plan, 1, {"PMI_FD": "5", "PMI_RANK": "1"})
     assert [worker.local_rank for worker in part.workers] == [1]
     assert part.workers[0].keep_fds == (5,)
     assert part.run_dirs == ("/r", "/r/attempt_0", "/r/attempt_0/1")
@@ -130,7 +130,7 @@ def test_a_task_starts_one_worker_and_keeps_what_it_needs_of_its_process_manager
 
 @pytest.mark.parametrize("text", ["", "x", "2", "-1", "\u0665"])
 def test_an_agent_of_a_whole_node_starts_all_workers(text: str) -> None:
-    part = conducted(a_plan(3), None, text)
+    part = conducted(a_plan(3), None, {"PMI_FD": text})
     assert len(part.workers) == 3
     assert all(worker.keep_fds == () and not worker.stdin for worker in part.workers)
 

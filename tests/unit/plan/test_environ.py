@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.machine import make_facts
 
-from dsl.model.job import Host, Job, Meeting, MeetingPoint
+from dsl._record import replace
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Pairs
 from dsl.model.request import Program
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, parse_pod_environment
 from dsl.plan.flavours import DEEPSPEED, TORCH
@@ -106,3 +107,63 @@ def test_slots_are_counted_among_the_devices_that_a_step_of_slurm_has(given: str
     assert _environment(environ)["CUDA_VISIBLE_DEVICES"] == shown
     del environ["SLURM_STEP_GPUS"]
     assert _environment(environ)["CUDA_VISIBLE_DEVICES"] == "4,6"
+
+
+def _variables(text: str) -> dict[str, str]:
+    return dict([word.split("=", 1) for word in text.split()])
+
+
+# What a launcher of tasks says to the second of two tasks, on a host of its own: first its rank and how many there are.
+TOLD = {
+    "openmpi": """OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1
+        OMPI_COMM_WORLD_NODE_RANK=0 OMPI_UNIVERSE_SIZE=2 OMPI_MCA_ess=^singleton OMPI_MCA_orte_hnp_uri=x""",
+    "pmix": "PMIX_RANK=1 PMIX_SIZE=2 PMIX_NAMESPACE=n PMIX_SERVER_URI4=u",
+    "hydra": "PMI_RANK=1 PMI_SIZE=2 PMI_FD=5 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1",
+    "pals": "PALS_RANKID=1 PALS_SIZE=2 PALS_LOCAL_RANKID=0 PALS_NODEID=1",
+    "mvapich": "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=0",
+    "jsrun": "JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=2 JSM_NAMESPACE_LOCAL_RANK=0",
+    "flux": "FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_TASK_LOCAL_ID=0",
+    "slurm": """SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NPROCS=2 SLURM_GTIDS=1 SLURM_TASK_PID=9
+        SLURM_TASKS_PER_NODE=1(x2) SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_NTASKS_PER_NODE=1""",
+}
+KEPT = _variables("""OMPI_MCA_btl=tcp PMIX_MCA_gds=hash MV2_SUPPORT_DL=1 SLURM_JOB_ID=3
+    SLURM_NODEID=1 SLURM_STEP_GPUS=0 SLURM_NNODES=2""")
+
+
+def _inherited(environ: dict[str, str], count: int, *, own: Pairs = ()) -> dict[str, str]:
+    """What the workers of the second of two nodes have beside ours."""
+    job = Job(
+        TORCH, Program("script", "t.py"), MeetingPoint("static", "a", 5), node_count=2, workers=str(count)
+    )
+    meeting = Meeting(0, 1, (1, count), "a", 5)
+    plan = plan_node(replace(job, env=own), meeting, AttemptFiles(None), make_facts(environ=environ))
+    return {name: value for name, value in plan.env.items() if name in {**environ, **dict(own)}}
+
+
+@pytest.mark.parametrize("launcher", TOLD)
+def test_several_workers_do_not_see_the_one_rank_that_a_launcher_has_given_their_agent(launcher: str) -> None:
+    told = _variables(TOLD[launcher])
+    assert _inherited({**KEPT, **told}, 2) == KEPT
+    assert _inherited({**KEPT, **told}, 2, own=tuple(told.items())) == {**KEPT, **told}
+
+
+@pytest.mark.parametrize("launcher", TOLD)
+def test_a_single_worker_sees_it_if_it_is_its_own(launcher: str) -> None:
+    told = _variables(TOLD[launcher])
+    assert _inherited({**KEPT, **told}, 1) == {**KEPT, **told}
+    rank, size, *_ = told
+    assert _inherited({**KEPT, **told, rank: "0"}, 1) == KEPT
+    assert _inherited({**KEPT, **told, size: "3"}, 1) == KEPT
+
+
+def test_the_tasks_per_node_that_slurm_tells_a_worker_are_as_many_as_its_node_has() -> None:
+    """Lightning fails without them, or with another number."""
+    told = {**_variables(TOLD["slurm"]), "SLURM_NTASKS_PER_NODE": "8"}
+    assert _inherited(told, 1)["SLURM_NTASKS_PER_NODE"] == "1"
+    assert "SLURM_NTASKS_PER_NODE" not in _inherited(told, 2)
+
+
+def test_what_an_allocation_has_asked_for_is_nobodys_rank() -> None:
+    """A shell of `salloc` is no task."""
+    asked = {"SLURM_NTASKS": "2", "SLURM_NPROCS": "2", "SLURM_NTASKS_PER_NODE": "1"}
+    assert _inherited({**KEPT, **asked}, 1) == KEPT

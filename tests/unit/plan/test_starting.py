@@ -397,23 +397,23 @@ def test_a_server_whose_openmp_binds_threads_has_the_cpus_of_its_workers(
 
 def test_a_task_of_one_rank_is_executed() -> None:
     """An agent for each rank would start a server for each rank."""
-    plan = conducted(planned(count=4), 2, "")
+    plan = conducted(planned(count=4), 2, {})
     assert (plan.fork_servers, plan.workers[0].fork_server, plan.workers[0].fork_entry) == ((), None, 0)
     assert lines(plan)[-1].endswith("give --one-agent-per-node")
-    whole = conducted(planned(count=4), None, "")
+    whole = conducted(planned(count=4), None, {})
     assert len(whole.fork_servers) == 1
 
 
 @pytest.mark.parametrize("task, prewarms", [(None, True), (0, True), (1, False)])
 def test_a_node_is_read_ahead_by_one_of_its_tasks(task: int | None, *, prewarms: bool) -> None:
-    assert conducted(planned(count=2, prewarm=True), task, "").prewarms is prewarms
+    assert conducted(planned(count=2, prewarm=True), task, {}).prewarms is prewarms
 
 
 def test_tasks_of_one_rank_import_when_they_like() -> None:
     """An agent for each rank sees no other rank."""
     plan = planned(count=4, start_method="spawn", import_throttle=2)
-    assert plan.import_throttle == 2 == conducted(plan, None, "").import_throttle
-    task = conducted(plan, 2, "")
+    assert plan.import_throttle == 2 == conducted(plan, None, {}).import_throttle
+    task = conducted(plan, 2, {})
     assert task.import_throttle is None
     assert task.notices[-1].line == (
         "warning: --import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
