@@ -10,11 +10,12 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from kit.cluster import MPI, Cluster, Host, Slurm, find_mpi
+from kit.cluster import MPI, Cluster, Host, Mpi, Slurm, find_mpi
 from kit.cluster.host import HostProcess
 from kit.waiting import until
 from tests.support.backends import BACKENDS, Backend
 
+from dsl.lists import TASKS
 from dsl.model.remote import RANK_LAUNCHERS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -250,6 +251,53 @@ def test_tasks_keep_what_their_launcher_tells_them(backend: Backend, jobs: Jobs)
     ranks = [f"{rank} 6 {rank % 2}" for rank in range(6)]
     assert sorted(result.stdout.splitlines()) == [f"{rank} {rank}" for rank in ranks]
     assert backend.launcher in RANK_LAUNCHERS
+
+
+OTHERS = f"""
+import os
+told = [name for *names, _ in {TASKS} for name in names if name in os.environ]
+print(os.environ["RANK"], os.environ["WORLD_SIZE"], *told)
+"""
+
+
+@pytest.mark.parametrize("backend", [*MPI, "slurm"], indirect=True)
+def test_workers_of_one_agent_per_node_do_not_see_its_rank(backend: Backend, jobs: Jobs) -> None:
+    """DeepSpeed asserts that OMPI_COMM_WORLD_LOCAL_RANK is LOCAL_RANK."""
+    (jobs.folder / "ask.py").write_text(OTHERS, encoding="utf-8")
+    result = jobs.run(backend, EVEN, "--one-agent-per-node", "ask.py")
+    assert sorted(result.stdout.splitlines()) == [f"{rank} 6" for rank in range(6)], result.stderr
+
+
+def test_workers_do_not_see_the_rank_of_the_task_that_runs_dslrun(
+    hosts: Cluster, mpi: Mpi, jobs: Jobs
+) -> None:
+    """As where a cluster starts one task on each node."""
+    (jobs.folder / "ask.py").write_text(OTHERS, encoding="utf-8")
+    places = "--tag-output never --nnodes 3 --nproc-per-node 2 --master-addr node0 --master-port 29512"
+    rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+    line = f"exec {jobs.command.with_name('dslrun')} {places} --node-rank {rank} {jobs.folder}/ask.py"
+    result = hosts[0].run(
+        [*mpi.command(hosts), "sh", "-c", line], env=mpi.env, cwd=jobs.folder, timeout_s=PATIENCE_S
+    )
+    assert sorted(result.stdout.splitlines()) == [f"{rank} 6" for rank in range(6)], result.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--one-agent-per-node",)])
+def test_a_launcher_inside_of_another_counts_its_own_tasks(
+    words: tuple[str, ...], hosts: Cluster, slurm: Slurm, jobs: Jobs
+) -> None:
+    """Every task of srun inherits the rank of the mpirun around dsl."""
+    assert slurm.head is hosts[0]
+    (jobs.folder / "ask.py").write_text(OTHERS, encoding="utf-8")
+    (jobs.folder / "hosts").write_text(EVEN, encoding="utf-8")
+    outer = find_mpi(hosts, "openmpi4")
+    words = ("--tag-output", "never", *words)
+    command = ["mpirun", "-n", "1", str(jobs.command), "-H", "hosts", "--launcher", "slurm", *words, "ask.py"]
+    result = hosts[0].run(
+        command, env={"DS_ACCELERATOR": "cpu", **outer.env}, cwd=jobs.folder, timeout_s=PATIENCE_S
+    )
+    own = "" if "--one-agent-per-node" in words else " SLURM_PROCID SLURM_LOCALID SLURM_NTASKS"
+    assert sorted(result.stdout.splitlines()) == [f"{rank} 6{own}" for rank in range(6)], result.stderr
 
 
 def test_ranks_of_slurm_are_those_of_mpi(hosts: Cluster, slurm: Slurm, jobs: Jobs) -> None:

@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from kit.cluster import Cluster, Slurm
 from tests.conftest import WaitUntil
+from tests.support.batch import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "examples" / "slurm"
 TRAINING = str(ROOT / "examples" / "train_ddp.py")
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-
-
-class Batch:
-    """A job of Slurm that a script was submitted for."""
-
-    def __init__(self, hosts: Cluster, folder: Path, script: str, *words: str) -> None:
-        self._host = hosts[0]
-        self._output = folder / "output"
-        path = f"{Path(sys.executable).parent}:{self._host.environment()['PATH']}"
-        env = {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-        command = ["sbatch", "--parsable", f"--output={self._output}", str(SCRIPTS / script), *words]
-        result = self._host.run(command, env=env, cwd=folder, check=True)
-        self.id = result.stdout.strip()
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text(encoding="utf-8") if self._output.exists() else ""
-
-    def facts(self) -> dict[str, str]:
-        """What Slurm knows of it."""
-        shown = self._host.run(["scontrol", "show", "job", self.id], check=True).stdout
-        return dict(re.findall(r"(\w+)=(\S*)", shown))
-
-    def ended(self) -> dict[str, str]:
-        """The same, once it has ended; empty before."""
-        facts = self.facts()
-        return facts if facts["JobState"] in ENDED else {}
-
-    def ask(self, *command: str) -> None:
-        """Run one of Slurm's commands."""
-        self._host.run(command, check=True)
 
 
 def ends(output: str) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dsl.errors import DslError, PortError
 from dsl.machine.check import check_program, find_executable, is_out_of_reach
 from dsl.machine.network import is_loopback
 from dsl.model.request import DEFAULT_MASTER_PORT
-from dsl.plan.environ import accelerator_of, inherited_environment
+from dsl.plan.environ import accelerator_of, inherited_environment, shown_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,15 +167,17 @@ def _look_at_slots(job: Job, node_rank: int, environ: Mapping[str, str], facts: 
     """The problem with this node's slots, and its accelerator."""
     if not job.hosts:
         return "", ""
+    slots = job.hosts[node_rank].slots
     try:
         accelerator = accelerator_of(job, environ, facts)
         if accelerator == "cpu" or job.visible_devices is not None:
             return "", accelerator
         is_cuda = accelerator == "cuda"
         count = facts.devices.cuda_count if is_cuda else facts.devices.other_count(accelerator, environ)
+        shown_slots(job, slots, environ, facts)
     except DslError as error:
         return str(error), ""
-    return slot_problem(job.hosts[node_rank].slots, accelerator, count), accelerator
+    return slot_problem(slots, accelerator, count), accelerator
 
 
 def _own_master(job: Job, facts: Facts) -> tuple[str, ...]:

@@ -110,8 +110,9 @@ def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
             words=(*agents.words, FIRST_PLACE, str(place)),
             folder=f"{agents.folder}/{place}",
         )
-        pythons = remote.pythons[place : place + 1]
-        (start,) = TABLE[remote.launcher](replace(remote, pythons=pythons, hostfile=""), mine)
+        own = slice(place, place + 1)
+        one = replace(remote, pythons=remote.pythons[own], devices=remote.devices[own], hostfile="")
+        (start,) = TABLE[remote.launcher](one, mine)
         labels = tuple([(label, place) for label, _ in start.labels])
         starts.append(replace(start, node_rank=place, labels=labels))
     return tuple(starts)

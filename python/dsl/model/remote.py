@@ -42,8 +42,8 @@ class Remote(Record):
     """The hostfile, if all of its hosts and slots take part; empty: only a part does, or there is no file."""
     per_node: bool = True
     """One agent per node starts that node's workers; False: each rank is a task of the launcher."""
-    num_gpus: int | None = None
-    """The value of ``--num_gpus``, which Slurm needs to hand out devices; None: the user gave none."""
+    devices: tuple[int, ...] = ()
+    """The devices that Slurm has to hand out on each host, by node rank; empty: it decides."""
     fanout: int = DEFAULT_FANOUT
     """Hosts that ssh reaches at once. With more hosts, agents run on without ssh and connect to the head."""
     checks: bool = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.lists import TASKS
+from dsl.errors import NoDevicesError
+from dsl.lists import TASKS, shorten
 from dsl.signals import signal_word
 
 TYPE_CHECKING = False
@@ -31,8 +32,10 @@ ATTEMPT_VARIABLE = "DSL_ATTEMPT"
 JOB_KEY_VARIABLE = "DSL_JOB_KEY"
 """Holds the key that the nodes of a job share; workers do not get it."""
 
-STEP_DEVICES_VARIABLE = "SLURM_STEP_GPUS"
-"""Slurm sets it for the tasks of a step to which it has given devices of the node."""
+GIVEN_DEVICES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Slurm sets them where it has given devices of the node, and names these in the next variables, too."""
+
+MASKS_OF_SLURM = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
 """Where DLTS clusters describe a pod to its processes."""
@@ -73,28 +76,49 @@ def accelerator_of(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
     return select_accelerator(inherited, facts.devices)[0]
 
 
-def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
-    """The visible-devices variable: the job's value, else devices that Slurm has given, else the slots."""
+def shown_slots(job: Job, slots: Sequence[int], inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
+    """The visible-devices variable: the job's value, else devices that Slurm has given, else the slots.
+
+    Raises:
+        NoDevicesError: Slurm has given too few devices.
+    """
     from dsl.devices.accelerators import ACCELERATORS
 
-    variable = ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable
+    accelerator = accelerator_of(job, inherited, facts)
+    variable = ACCELERATORS[accelerator].visible_variable
     shown = job.visible_devices
     if shown is None:
-        slots = job.hosts[meeting.host_index].slots
-        shown = ",".join(_given_devices(slots, variable, inherited) or map(str, slots))
+        numbers = [str(slot) for slot in slots]
+        if variable in MASKS_OF_SLURM and any(name in inherited for name in GIVEN_DEVICES):
+            numbers = _given_devices(
+                numbers, variable, inherited, is_local=bool(job.accelerator), is_cpu=accelerator == "cpu"
+            )
+        shown = ",".join(numbers)
     return {variable: shown}
 
 
-def _given_devices(slots: Sequence[int], variable: str, inherited: Mapping[str, str]) -> list[str]:
-    """The devices at these slots in the list that Slurm has given to our step; empty: no list, or too short.
+def _given_devices(
+    numbers: list[str], variable: str, inherited: Mapping[str, str], *, is_local: bool, is_cpu: bool
+) -> list[str]:
+    """The devices for slots with these numbers, among those that Slurm has given to our step or job.
 
-    If Slurm does not hide the other devices, the given devices keep their numbers. Then the device that has
-    the number of a slot may belong to another job.
+    Slots count the devices of Slurm's list. If the slots were found on this machine (``is_local``), they may
+    be in the list themselves. Any other device may belong to another job.
     """
-    if STEP_DEVICES_VARIABLE not in inherited:
-        return []
-    given = inherited.get(variable, "").split(",")
-    return [given[slot] for slot in slots] if given[0] and max(slots, default=0) < len(given) else []
+    mask = inherited.get(variable, "")
+    numbered = next(inherited[name] for name in GIVEN_DEVICES if name in inherited)
+    given = (mask or numbered).split(",")
+    if all(number in given for number in numbers) and (is_local or not mask):
+        return numbers
+    if mask and max(map(int, numbers), default=0) < len(given):
+        return [given[int(number)] for number in numbers]
+    if is_cpu:
+        return numbers
+    where = f"{variable}={shorten(mask)}" if mask else f"{shorten(numbered)}, and {variable} is not set"
+    raise NoDevicesError(
+        f"Slurm has given {len(given)} GPU{'s' * (len(given) > 1)} here ({where}), too few for slots "
+        f"{','.join(numbers)}: ask it for --gpus-per-node, let it bind none to a task, or choose fewer slots"
+    )
 
 
 def without_ranks(environ: Mapping[str, str], launchers: Sequence[TaskNames] = TASKS) -> Mapping[str, str]:
@@ -132,7 +156,7 @@ def shared_ranks(environ: Mapping[str, str], meeting: Meeting, local_rank: int) 
 def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:
     """What the workers of a node inherit: the environment of its agent, overlaid with the job's variables.
 
-    The key by which nodes join the job is not among it, nor is the agent's own rank: see `shared_ranks`.
+    Neither the key by which nodes join the job nor the agent's own rank (see `shared_ranks`) is among it.
     """
     inherited = without_ranks(environ)
     if job.env:

@@ -111,7 +111,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     if count == 1:
         env = {**shared_ranks(facts.environ, meeting, 0), **env}
     if flavour.shows_slots:
-        env.update(shown_slots(job, meeting, inherited, facts))
+        env.update(shown_slots(job, job.hosts[meeting.host_index].slots, inherited, facts))
     placement = _place(job, meeting, env, own, facts)
     if placement is not None and placement.node_threads is not None:
         env[THREADS_VARIABLE] = str(placement.node_threads)

@@ -75,11 +75,20 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
         pythons=() if set(pythons) == {executable} else pythons,
         hostfile=pool.name if is_whole and not named else "",
         per_node=asked.per_node or launcher not in RANK_LAUNCHERS or not has_room,
-        num_gpus=None if facts.environ.get("DS_ACCELERATOR") == "cpu" else request.resources.num_gpus or None,
+        devices=() if facts.environ.get("DS_ACCELERATOR") == "cpu" else _devices(request, active),
         fanout=_fanout(facts.environ),
         checks=not asked.no_ssh_check,
         heartbeat_s=asked.heartbeat_s,
     )
+
+
+def _devices(request: Request, active: ActiveHosts) -> tuple[int, ...]:
+    """Devices that Slurm has to give to the job's step on each host; empty: it decides."""
+    pool, num_gpus = active.pool, request.resources.num_gpus
+    if pool is not None and pool.source == "slurm":
+        given = [len(pool.slots[host.name]) for host in active.hosts]
+        return tuple([num_gpus or count for count in given]) if pool.counts_devices else ()
+    return (num_gpus,) * len(active.hosts) if num_gpus else ()
 
 
 def _pythons(pool: Pool) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dsl.lists import MOST_NODES, MOST_WORKERS, TASKS, parse_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Literal, TypeAlias
 
     Scheduler: TypeAlias = Literal["slurm", "pbs", "lsf", "sge"]
@@ -73,27 +73,58 @@ def _slurm(environ: Environ, _read_text: ReadText) -> Allocation | None:
         raise HostfileError(
             f"{variable}={quote(environ[variable])}: {error}; name the hosts with --hostfile"
         ) from None
-    devices = _slurm_devices(environ)
     tasks = _slurm_tasks(environ, len(names))
-    counts = [devices] * len(names) if devices else tasks
+    devices = _slurm_devices(environ, names, tasks)
+    counts = devices or tasks
     number = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
     return Allocation(
         "slurm",
         f"Slurm job {number}".strip(),
         tuple(zip(names, counts, strict=True)),
-        counts_devices=devices > 0,
+        counts_devices=bool(devices),
         tasks=tuple(tasks),
     )
 
 
-def _slurm_devices(environ: Environ) -> int:
-    """Devices of each host: the requested number, else the number on this host; 0: Slurm counts none."""
-    for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+def _slurm_devices(environ: Environ, names: Sequence[str], tasks: Sequence[int]) -> list[int]:
+    """Devices of each host: as requested, else as on this host; empty: Slurm counts none."""
+    each = [1] * len(names)
+    for name, times in (("SLURM_GPUS_PER_NODE", each), ("SLURM_GPUS_PER_TASK", tasks), ("SLURM_GPUS", each)):
         numbers = [parse_number(part.rpartition(":")[2]) for part in environ.get(name, "").split(",")]
         count = sum([number for number in numbers if number is not None])
-        if None not in numbers and 0 < count <= MOST_WORKERS:
-            return count
-    return 0
+        if None in numbers or not 0 < count <= MOST_WORKERS:
+            continue
+        if name == "SLURM_GPUS" and len(names) > 1:
+            return _shared_devices(environ, names, count)
+        return [min(count * one, MOST_WORKERS) for one in times]
+    found = parse_number(environ.get("SLURM_GPUS_ON_NODE", "").rpartition(":")[2]) or 0
+    return [found] * len(names) if 0 < found <= MOST_WORKERS else []
+
+
+def _shared_devices(environ: Environ, names: Sequence[str], total: int) -> list[int]:
+    """How Slurm has shared devices among the hosts of a job that has asked for a total: no variable says it.
+
+    Raises:
+        HostfileError: scontrol does not say it either.
+    """
+    from subprocess import SubprocessError, run
+
+    counts = dict.fromkeys(names, 0)
+    words = ("scontrol", "show", "job", "--details", environ.get("SLURM_JOB_ID", ""))
+    try:
+        for line in run(words, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines():
+            facts = dict([word.partition("=")[::2] for word in line.split()])
+            devices = facts.get("GRES", "").split("gpu:")[1:]  # Nodes=a[1-2] ... GRES=gpu:a100:3(IDX:0-2)
+            for name in expand_nodes(facts["Nodes"]) if devices and "Nodes" in facts else ():
+                counts[name] += sum([int(one.partition("(")[0].rpartition(":")[2]) for one in devices])
+    except (OSError, SubprocessError, ValueError, KeyError):
+        counts.clear()
+    if sum(counts.values()) != total:
+        raise HostfileError(
+            f"scontrol does not say how {total} GPUs are shared among {len(names)} hosts: "
+            "ask Slurm for --gpus-per-node"
+        )
+    return list(counts.values())
 
 
 def _slurm_tasks(environ: Environ, host_count: int) -> list[int]:

@@ -34,6 +34,7 @@ class Regression(lightning.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--nodes", type=int, default=1)
     args = parser.parse_args()
     lightning.seed_everything(0)
     model = Regression()
@@ -41,6 +42,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
+        num_nodes=args.nodes,
         strategy="ddp",
         max_steps=4,
         default_root_dir=args.out,

@@ -149,9 +149,13 @@ def test_settings_for_mvapich_are_the_users_if_he_makes_them() -> None:
 
 
 def test_slurm_gives_each_node_the_devices_that_are_asked_for() -> None:
-    words = start("slurm", EQUAL, num_gpus=2).argv
+    words = start("slurm", EQUAL, devices=(2, 2)).argv
     assert words[words.index("--gpus-per-node") + 1] == "2"
-    assert "--gpus-per-node" not in start("slurm", EQUAL).argv
+    uneven = start("slurm", EQUAL, devices=(2, 3)).argv
+    assert uneven[uneven.index("--gpus") + 1] == "5"
+    assert "--gpus-per-node" not in uneven
+    for none in (start("slurm", EQUAL), start("slurm", EQUAL, devices=(2, 2), args=("--gres=gpu:1",))):
+        assert not {"--gpus-per-node", "--gpus"}.intersection(none.argv)
 
 
 def test_slurm_reads_a_long_list_from_a_file() -> None:
@@ -164,8 +168,12 @@ def test_slurm_reads_a_long_list_from_a_file() -> None:
     assert max(map(len, one.argv)) < 1000
 
 
-def test_slurm_does_not_see_what_an_allocation_says_about_tasks() -> None:
-    assert start("slurm", EQUAL).unset == ("SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE")
+@pytest.mark.parametrize(
+    "name", ["SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"]
+)
+def test_slurm_does_not_see_what_an_allocation_says_about_tasks(name: str) -> None:
+    """One agent starts several workers, so it needs all devices of its host, and shares them out."""
+    assert name in start("slurm", EQUAL).unset
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from tests.support.machine import make_facts
 
 from dsl._record import replace
+from dsl.errors import NoDevicesError
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Pairs
 from dsl.model.request import Program
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, parse_pod_environment
@@ -30,18 +31,20 @@ def test_the_pod_file_is_read_and_its_oddities_are_skipped(text: str, found: dic
     assert parse_pod_environment(text) == found
 
 
-def _environment(environ: dict[str, str], visible_devices: str | None = None) -> dict[str, str]:
-    """That of the second of two nodes."""
+def _environment(
+    environ: dict[str, str], visible_devices: str | None = None, accelerator: str = "cuda"
+) -> dict[str, str]:
+    """That of the second of two nodes. Without an accelerator of the job, each node has its own."""
     job = Job(
         DEEPSPEED,
         Program("script", "t.py"),
         MeetingPoint("static", "10.0.0.1", 5),
         hosts=(Host("a", (0,)), Host("b", (4, 6))),
         node_count=2,
-        accelerator="cuda",
+        accelerator=accelerator,
         visible_devices=visible_devices,
     )
-    facts = make_facts(environ=environ, files={POD_ENVIRONMENT_PATH: "export FC_TASK_INDEX=2"})
+    facts = make_facts(environ=environ, cuda=8, files={POD_ENVIRONMENT_PATH: "export FC_TASK_INDEX=2"})
     meeting = Meeting(0, 1, (1, 2), "10.0.0.1", 5)
     return dict(plan_node(job, meeting, AttemptFiles(None), facts).env)
 
@@ -97,16 +100,52 @@ def test_devices_without_numbers_are_passed_on() -> None:
         ("1,3,5,7,9,11,13", "9,13"),
         ("0,1,2,3,4,5,6,7", "4,6"),
         ("GPU-0,GPU-1,GPU-2,GPU-3,GPU-4,GPU-5,GPU-6", "GPU-4,GPU-6"),
-        ("2,3", "4,6"),
-        ("", "4,6"),
     ],
 )
-def test_slots_are_counted_among_the_devices_that_a_step_of_slurm_has(given: str, shown: str) -> None:
-    """Those that it has not given may be another job's."""
-    environ = {"SLURM_STEP_GPUS": "x", "CUDA_VISIBLE_DEVICES": given}
-    assert _environment(environ)["CUDA_VISIBLE_DEVICES"] == shown
-    del environ["SLURM_STEP_GPUS"]
+@pytest.mark.parametrize("variable", ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"])
+def test_slots_are_counted_among_the_devices_that_slurm_has_given(
+    variable: str, given: str, shown: str
+) -> None:
+    environ = {variable: "x", "CUDA_VISIBLE_DEVICES": given}
+    assert _environment(environ, accelerator="")["CUDA_VISIBLE_DEVICES"] == shown
+    del environ[variable]
     assert _environment(environ)["CUDA_VISIBLE_DEVICES"] == "4,6"
+
+
+@pytest.mark.parametrize(
+    "given, shown",
+    [
+        ({"CUDA_VISIBLE_DEVICES": "6,5,4"}, "4,6"),
+        ({"CUDA_VISIBLE_DEVICES": "0,6,5,4,1,2,3"}, "4,6"),
+        ({"CUDA_VISIBLE_DEVICES": "7,6,5,3,2,1,0"}, "2,0"),
+        ({}, "4,6"),
+    ],
+)
+def test_slots_that_were_found_on_this_machine_are_numbers_of_devices(
+    given: dict[str, str], shown: str
+) -> None:
+    assert _environment({"SLURM_STEP_GPUS": "4,5,6", **given})["CUDA_VISIBLE_DEVICES"] == shown
+
+
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize("accelerator", ["", "cuda"])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, "2 GPUs here (CUDA_VISIBLE_DEVICES=2,3)"),
+        ({"CUDA_VISIBLE_DEVICES": "6"}, "1 GPU here (CUDA_VISIBLE_DEVICES=6)"),
+        ({}, "3 GPUs here (0,1,6, and CUDA_VISIBLE_DEVICES is not set)"),
+    ],
+)
+def test_no_device_that_slurm_has_not_given_is_taken(
+    accelerator: str, given: dict[str, str], said: str
+) -> None:
+    """It may be another job's. Workers on the CPU take none."""
+    environ = {"SLURM_STEP_GPUS": "0,1,6", **given}
+    with pytest.raises(NoDevicesError) as caught:
+        _environment(environ, accelerator=accelerator)
+    assert str(caught.value).startswith(f"Slurm has given {said}, too few for slots 4,6: ask it for")
+    assert _environment(environ, accelerator="cpu")["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
 def _variables(text: str) -> dict[str, str]:

@@ -128,14 +128,33 @@ def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: st
 
 
 @pytest.mark.parametrize(
-    "num_gpus, accelerator, asked_for", [(None, "", None), (1, "", 1), (1, "cuda", 1), (1, "cpu", None)]
+    "num_gpus, accelerator, asked_for",
+    [(None, "", ()), (1, "", (1, 1)), (1, "cuda", (1, 1)), (1, "cpu", ())],
 )
 def test_devices_that_a_scheduler_is_asked_for(
-    num_gpus: int | None, accelerator: str, asked_for: int | None
+    num_gpus: int | None, accelerator: str, asked_for: tuple[int, ...]
 ) -> None:
     """Slurm refuses to give devices to CPUs."""
     environ = {"DS_ACCELERATOR": accelerator} if accelerator else {}
-    assert _remote(hostfile="H", num_gpus=num_gpus, environ=environ).num_gpus == asked_for
+    assert _remote(hostfile="H", num_gpus=num_gpus, environ=environ).devices == asked_for
+
+
+@pytest.mark.parametrize(
+    "given, num_gpus, asked_for",
+    [
+        ({"SLURM_GPUS_PER_NODE": "4"}, None, (4, 4)),
+        ({"SLURM_GPUS_PER_NODE": "4"}, 3, (3, 3)),
+        ({"SLURM_GPUS_PER_TASK": "2", "SLURM_TASKS_PER_NODE": "2,1"}, None, (4, 2)),
+        ({"SLURM_TASKS_PER_NODE": "2,1"}, None, ()),
+        ({"SLURM_TASKS_PER_NODE": "2,1"}, 1, ()),
+    ],
+)
+def test_a_step_gets_the_devices_of_its_allocation(
+    given: dict[str, str], num_gpus: int | None, asked_for: tuple[int, ...]
+) -> None:
+    """Slurm leaves some out where it was asked for devices per task, and a host has one task, the agent."""
+    environ = {"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_JOB_ID": "3", **given}
+    assert _remote(num_gpus=num_gpus, environ=environ).devices == asked_for
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -124,6 +125,8 @@ SLURM = {"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_JOB_ID": "12"}
         ({"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "8"}, (4, 4)),
         ({"SLURM_GPUS_PER_NODE": "a100:4"}, (4, 4)),
         ({"SLURM_GPUS_PER_NODE": "a100:2,v100:1"}, (3, 3)),
+        ({"SLURM_GPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": "6", "SLURM_TASKS_PER_NODE": "3,1"}, (6, 2)),
+        ({"SLURM_GPUS_PER_TASK": "a100:1", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2)),
         ({"SLURM_GPUS_ON_NODE": "0", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2)),
         ({"SLURM_GPUS_ON_NODE": "many"}, (1, 1)),
     ],
@@ -135,7 +138,53 @@ def test_slots_of_slurm(environ: dict[str, str], slots: tuple[int, int]) -> None
     assert (found.scheduler, found.name) == ("slurm", "Slurm job 12")
     assert found.hosts == tuple(zip(("a1", "a2"), slots, strict=True))
     assert found.counts_devices or found.tasks == slots
-    assert found.counts_devices == (slots[0] > 2 and "SLURM_TASKS_PER_NODE" not in environ)
+    counts = [value for name, value in environ.items() if "GPUS" in name]
+    assert found.counts_devices == bool(set(counts) - {"0", "many"})
+
+
+# Answers of scontrol 22.05 for jobs that have asked for a total of GPUs. The last is written by hand: GPUs with types.
+SHARED = {
+    "4": """   NodeList=a[1-2]
+     Nodes=a1 CPU_IDs=6-7 Mem=0 GRES=gpu:3(IDX:0-2)
+     Nodes=a2 CPU_IDs=6-7 Mem=0 GRES=gpu:1(IDX:0)
+""",
+    "2": "     Nodes=a[1-2] CPU_IDs=5-6 Mem=0 GRES=gpu:1(IDX:1)\n",
+    "6": """     Nodes=a1 CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0,3),gpu:v100:1(IDX:2),shard:1(0/8)
+     Nodes=a2 CPU_IDs=0-1 Mem=0 GRES=gpu:a100:3(IDX:0-2)
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "total, answer, counts",
+    [
+        ("4", SHARED["4"], (3, 1)),
+        ("2", SHARED["2"], (1, 1)),
+        ("6", SHARED["6"], (3, 3)),
+        ("5", SHARED["4"], None),
+        ("4", "GRES=gpu:x(IDX:0) Nodes=a1", None),
+        ("4", "GRES=gpu:4(IDX:0-3) Nodes=b1", None),
+        ("4", None, None),
+    ],
+)
+def test_how_slurm_shares_a_total_of_devices_is_asked_of_scontrol(
+    total: str, answer: str | None, counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(words: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
+        assert words == ("scontrol", "show", "job", "--details", "12")
+        if answer is None:
+            raise FileNotFoundError
+        return subprocess.CompletedProcess(words, 0, answer)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    environ = {**SLURM, "SLURM_GPUS": total, "SLURM_GPUS_ON_NODE": "3"}
+    if counts is None:
+        with pytest.raises(HostfileError, match=f"{total} GPUs are shared among 2 hosts: ask Slurm for"):
+            _hosts(environ)
+    else:
+        assert tuple(_hosts(environ).values()) == counts
+    assert _hosts({**environ, "SLURM_GPUS_PER_NODE": "2"}) == {"a1": 2, "a2": 2}
+    assert _hosts({**environ, "SLURM_JOB_NODELIST": "a1"}) == {"a1": int(total)}
 
 
 @pytest.mark.parametrize(
