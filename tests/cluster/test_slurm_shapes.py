@@ -23,7 +23,7 @@ from tests.support.batch import Batch
 from dsl.lists import TASKS
 from dsl.resources.allocation import expand_nodes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 REAL = {"DS_ACCELERATOR": ""}
 """Workers are for the devices that the hosts have."""
@@ -184,6 +184,7 @@ def devices_of(workers: list[dict[str, str]]) -> dict[str, list[str]]:
 
 
 @pytest.mark.guarantee("G5")
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "shape", [pytest.param(one, marks=[] if one in USUAL else [pytest.mark.stress]) for one in EVERY], ids=str
 )

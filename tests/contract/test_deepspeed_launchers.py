@@ -72,7 +72,7 @@ def options_of(case: LauncherCase) -> dict[str, Any]:
     return {
         "args": tuple(shlex.split(given.get("--launcher_args", ""))),
         "ssh_port": None if port is None else int(port),
-        "num_gpus": None if gpus is None else int(gpus),
+        "devices": () if gpus is None else (int(gpus),),  # on each host
         "environ": case.environ,
     }
 
