@@ -21,7 +21,7 @@ from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.terms import fixed_places
 from dsl.control.clock import OURS
 from dsl.control.hub import Hub, allow_connections
-from dsl.control.messages import Bye, Hello, Lost, Moved, Refused, Said, Stop
+from dsl.control.messages import Bye, Hello, Lost, Moved, Preempted, Refused, Said, Stop
 from dsl.errors import PortError, RendezvousError
 from dsl.lists import format_ranges
 from dsl.machine.network import is_loopback, is_own_address, own_addresses, resolve
@@ -192,7 +192,12 @@ class FirstNode:
 
     def send(self, message: object) -> None:
         """Tell the conductor something."""
-        self._obey(self._conductor.hear(0, message, time.monotonic()))
+        orders = self._conductor.hear(0, message, time.monotonic())
+        for order in orders if isinstance(message, Preempted) else ():
+            if isinstance(order, Speak):  # the user here knows
+                self._tell_others(order.notice)
+                orders.remove(order)
+        self._obey(orders)
 
     def hear(self, event: object) -> None:
         """Listen to our own agent: signals and hangs count for all nodes."""
@@ -200,7 +205,7 @@ class FirstNode:
             for line in hang_lines(event):
                 self._tell_others(Notice("error", line))
             self._obey(self._conductor.hang(event, time.monotonic()))
-        if not isinstance(event, SignalReceived) or event.action not in ("stop", "preempt"):
+        if not isinstance(event, SignalReceived) or event.action != "stop":
             return
         now_s, is_key = time.monotonic(), event.from_terminal
         for order in self._conductor.signal(event.signum, event.action, now_s, is_key=is_key):
@@ -222,7 +227,7 @@ class FirstNode:
                 self._conductor.clocks[place] = link.clock
             if isinstance(message, Lost) and not self._conductor.has_begun:
                 del self._links[place]
-            if isinstance(message, Report) and message.stop_signal is not None:
+            if isinstance(message, Report) and message.stop_signal not in (None, self._preempt_signal):
                 self._tell_all(self._left(place, message.stop_signal))
             self._obey(self._conductor.hear(place, message, time.monotonic()))
         elif isinstance(message, Lost) and link in self._guests:

@@ -8,7 +8,7 @@ from dsl.agent.agent import Asked
 from dsl.agent.planner import Planner
 from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
 from dsl.control.checks import meeting_problem
-from dsl.control.messages import Assignment, Failing, Forward, Lost, Over, Running, Said, Stop
+from dsl.control.messages import Assignment, Failing, Forward, Lost, Over, Preempted, Running, Said, Stop
 from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.observation import Look, SignalRank
@@ -228,6 +228,8 @@ class Reporter:
                 worker = self._plan.workers[exit_.worker]
                 code = own_code(exit_.status, is_stopped=False)
                 self._send(Failing(self._plan.attempt, worker.rank, code, exit_.ended_ns))
+        elif isinstance(event, SignalReceived) and event.action == "preempt":
+            self._send(Preempted(self._plan.attempt, event.signum))
         elif isinstance(event, AttemptOutcome):
             from dsl.evidence.reports import report_of
 

@@ -35,6 +35,8 @@ class Attempt:
         """How the attempt has ended at each member; None: its workers still run."""
         self.failing: dict[int, Failing] = {}
         """The first failure at each member that has announced one."""
+        self.preempted: set[int] = set()
+        """Members whose scheduler has announced a preemption there."""
         self.left: dict[int, Notice | Report] = {}
         """Members that cannot take part in the next attempt, and what the user hears about each."""
         self.is_stopping = False

@@ -28,6 +28,7 @@ from dsl.control.messages import (
     Hello,
     Lost,
     Over,
+    Preempted,
     Refused,
     Said,
     Stop,
@@ -41,7 +42,7 @@ from dsl.signals import end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from dsl.conductor.members import Known
     from dsl.conductor.terms import Terms
@@ -54,6 +55,10 @@ FAREWELL_S = 10.0
 
 COMPANY_S = 5.0
 """A host that comes while workers run waits this long for other starting hosts, to share one restart."""
+
+OWN_NOTICE_S = 1.0
+"""A scheduler that tells one host of a preemption tells the others, too. Only after this time we do: no
+worker shall get the signal twice."""
 
 STEADY_S = 60.0
 """A host that has taken part for this long is tried again with the shortest delay when it is lost."""
@@ -86,6 +91,8 @@ class Conductor:
         """When members count as lost if they have not reported, or not said goodbye."""
         self._company_s: float | None = None
         """When the job starts again with new members, even if more hosts are still starting."""
+        self._pass_on: tuple[float, Stop] | None = None
+        """When we tell members of a preemption that others have heard of, and what we tell."""
         self.notices: list[Notice] = []
         """What to tell the user at the end beside `judgement`, once all output has been shown."""
         self.judgement: Judgement | None = None
@@ -104,7 +111,7 @@ class Conductor:
             return None
         due = [self._deadline_s]
         if not self.roster.is_over:
-            due += [self._company_s, *[one.due_s for one in self.roster]]
+            due += [self._company_s, self._pass_on and self._pass_on[0], *[one.due_s for one in self.roster]]
             due += self._gathering.due() if self._attempt is None else []
         return min([one for one in due if one is not None], default=None)
 
@@ -141,10 +148,13 @@ class Conductor:
             orders = self._find_unfit(place, (message.text,))
             return [*orders, *self._lose(place, message.text, message.code, is_lost=False)]
         attempt = self._attempt
-        if not isinstance(message, (Failing, Report)) or attempt is None:
+        if not isinstance(message, (Failing, Preempted, Report)) or attempt is None:
             return []
         if not attempt.awaits(place, message.attempt):
             return []
+        if isinstance(message, Preempted):
+            attempt.preempted.add(place)
+            return self._hear_preemption(message.signum, there=True)
         if isinstance(message, Report):
             return self._hear_report(attempt, place, message)
         attempt.failing.setdefault(place, message)
@@ -245,6 +255,10 @@ class Conductor:
         if self.roster.is_over:
             return orders
         orders += self.roster.try_again(now_s)
+        if self._pass_on is not None and self._pass_on[0] <= now_s:
+            heard = () if self._attempt is None else self._attempt.preempted
+            orders += self._to_running(self._pass_on[1], but=heard)
+            self._pass_on = None
         if self._company_s is not None and self._company_s <= now_s:
             self._company_s = None
             orders += self._take_in(is_late=True)
@@ -351,7 +365,8 @@ class Conductor:
 
     # ------------------------------------------------------------------ while workers run
 
-    def _hear_preemption(self, signum: int) -> list[object]:
+    def _hear_preemption(self, signum: int, *, there: bool = False) -> list[object]:
+        """A scheduler has announced a preemption: to the command, or ``there``, to the agent of a member."""
         attempt, signals = self._attempt, self._terms.job.signals
         if self.roster.is_over or self._context.signum is not None:
             return []
@@ -363,16 +378,19 @@ class Conductor:
         attempt.is_stopping = True
         grace_s = signals.grace_s if signals.preempt_grace_s is None else signals.preempt_grace_s
         text = f"{signal_name(signum)} received: the workers have {grace_s:g} s to save their work"
-        return [Speak(Notice("info", text)), *self._to_running(Stop(signum, grace_s, is_preemption=True))]
+        stop = Stop(signum, grace_s, is_preemption=True)
+        if there:
+            self._pass_on = (self._now_s + OWN_NOTICE_S, stop)
+        return [Speak(Notice("info", text)), *([] if there else self._to_running(stop))]
 
     def _stop_others(self, attempt: Attempt, place: int) -> list[object]:
         """Stop all workers except those of ``place``, whose agent stops them itself."""
         if attempt.is_stopping:
             return []
         attempt.begun_by = place
-        return self._stop(attempt, f"{self.roster.name(place)} has failed", but=place)
+        return self._stop(attempt, f"{self.roster.name(place)} has failed", but=(place,))
 
-    def _stop(self, attempt: Attempt, why: str, but: int = -1) -> list[object]:
+    def _stop(self, attempt: Attempt, why: str, but: Collection[int] = ()) -> list[object]:
         if attempt.is_stopping:
             return []
         attempt.is_stopping = True
@@ -546,7 +564,7 @@ class Conductor:
     def _over(self) -> Over:
         return Over(self.judgement if self.roster.is_over and self._terms.members_come else None)
 
-    def _to_running(self, message: object, but: int = -1) -> list[object]:
+    def _to_running(self, message: object, but: Collection[int] = ()) -> list[object]:
         """Send a message to the members whose workers run."""
         running = [] if self.roster.is_over or self._attempt is None else self._attempt.running
-        return [Send(place, message) for place in running if place != but and self.roster[place].is_there]
+        return [Send(place, message) for place in running if place not in but and self.roster[place].is_there]

@@ -134,6 +134,13 @@ class Failing(Record):
     """CLOCK_REALTIME of that host when the death was noticed."""
 
 
+class Preempted(Record):
+    """agent to head, at once: a scheduler has announced a preemption there, and the workers know of it."""
+
+    attempt: Count
+    signum: Signal
+
+
 class Moved(Record):
     """head to agent that has come by itself, the only answer: hang up, and come to another port."""
 
@@ -209,8 +216,8 @@ class Lost(Record):
 TO_HEAD: Mapping[str, type] = {
     one.__name__: one
     for one in (
-        *(Hello, Checked, WaysTried, Running, Failing, Report, Said, Relayed, NodeStacks, Looked, Signalled),
-        *(NodePulse, Recorded, Refused, Bye),
+        *(Hello, Checked, WaysTried, Running, Failing, Preempted, Report, Said, Relayed, NodeStacks, Looked),
+        *(Signalled, NodePulse, Recorded, Refused, Bye),
     )
 }
 """The messages that an agent may send, by name."""

@@ -139,6 +139,11 @@ impl Table {
         .find_map(|(set, meaning)| has(set, signal).then_some(meaning))
     }
 
+    /// Whether a signal announces a preemption.
+    pub(crate) fn has_preemption(&self) -> bool {
+        self.preempt != SignalSet::NONE
+    }
+
     /// All signals of the table.
     pub(crate) fn taken(&self) -> SignalSet {
         SignalSet(self.stop.0 | self.forward.0 | self.preempt.0)
@@ -207,6 +212,18 @@ fn check(signal: i32) -> Result<(), Refusal> {
         _ if NUMBERS.contains(&signal) => Ok(()),
         _ => Err(Refusal::NoSignal(signal)),
     }
+}
+
+/// Who of the workers has got a signal beside us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Reach {
+    /// Nobody.
+    #[default]
+    Nobody,
+    /// Those in the terminal's foreground group.
+    Foreground,
+    /// All workers, and what they have started.
+    Everybody,
 }
 
 /// How far a group is from its end.

@@ -17,6 +17,7 @@ use crate::mux::{Consoles, Mux};
 use crate::orphans::reap;
 use crate::poller::Poller;
 use crate::procfs;
+use crate::signals::Reach;
 use crate::spawn::{Spawner, open_files_limit};
 use crate::spec::LaunchSpec;
 use crate::starting::Next;
@@ -80,8 +81,8 @@ pub struct Supervisor {
     consoles: Arc<Consoles>,
     survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
-    /// Whether the signal that is handled now has reached the terminal's foreground group by itself.
-    reached_foreground: bool,
+    /// Which workers the signal that is handled now has reached by itself.
+    reach: Reach,
     /// When callers are awaited again that could not be taken.
     callers_due: Option<Instant>,
     job_control: JobControl,
@@ -132,7 +133,7 @@ impl Supervisor {
             consoles: Arc::new(Consoles::new()?),
             survivors: Vec::new(),
             orphans_due: None,
-            reached_foreground: false,
+            reach: Reach::Nobody,
             callers_due: None,
             job_control: JobControl::default(),
             callers: None,
@@ -175,7 +176,7 @@ impl Supervisor {
         if let Some(index) = worker {
             job.signal(number, index);
         } else {
-            job.broadcast(number, false);
+            job.broadcast(number, Reach::Nobody);
             self.job_control.send(number);
         }
     }

@@ -20,6 +20,7 @@ from dsl.control.messages import (
     Hello,
     Lost,
     Over,
+    Preempted,
     Refused,
     Said,
     Stop,
@@ -311,6 +312,24 @@ def test_a_preemption_gives_the_workers_its_time_and_can_be_queued_again() -> No
     }
     stage.hear(0, a_report(0, 0))
     stage.hear(1, a_report(0, 0))
+    assert stage.conductor.code == 75
+
+
+@pytest.mark.guarantee("G2")
+def test_a_preemption_that_reaches_the_hosts_counts_for_the_job_and_only_others_are_told() -> None:
+    """A scheduler tells the agents: two of them here, and the third has to be told by us."""
+    stage = begun(1, 1, 1)
+    assert messages(stage.hear(1, Preempted(0, 10)), Stop) == []
+    assert messages(stage.hear(0, Preempted(0, 10)), Stop) == []
+    due_s = stage.conductor.deadline_s
+    assert due_s is not None
+    told = messages(stage.conductor.wait_is_over(due_s), Stop)
+    assert [(place, one.signum, one.grace_s, one.is_preemption) for place, one in told] == [
+        (2, 10, 60.0, True)
+    ]
+    for place in (1, 0):
+        stage.hear(place, a_report(0, 138, stop_signal=10))
+    stage.hear(2, a_report(0, 0))
     assert stage.conductor.code == 75
 
 

@@ -7,6 +7,7 @@ use crate::event::{Ending, Event, Exit};
 use crate::group::Input;
 use crate::supervisor::Supervisor;
 use crate::supervisor::death_queue::{Overdue, Seen};
+use crate::supervisor::job::Job;
 use crate::sys::wait::{Target, try_wait};
 
 impl Supervisor {
@@ -125,11 +126,27 @@ impl Supervisor {
         self.job.as_mut()?.bury(index, ending, death, now, &self.poller)
     }
 
-    /// The signal that has ended a worker in the terminal's process group, by the kernel's report or by the worker's
-    /// exit code (128 + signal).
-    pub(super) fn signal_of_foreground(&mut self, index: usize) -> Option<i32> {
+    /// Lets all workers that have died of a signal count as running, so that they die of it when we hear of it.
+    pub(super) fn raise_the_dead(&mut self, signal: i32) {
+        let count = self.job.as_ref().map_or(0, Job::size);
+        for index in 0..count {
+            if self.deadly_signal(index) == Some(signal)
+                && let Some(job) = &mut self.job
+            {
+                job.set_dead(index, false);
+            }
+        }
+    }
+
+    /// Whether a worker is in the terminal's process group.
+    pub(super) fn is_foreground(&self, index: usize) -> bool {
+        let spec = self.job.as_ref().and_then(|job| job.spec().workers.get(index));
+        spec.is_some_and(|spec| spec.foreground)
+    }
+
+    /// The signal that has ended a worker, by the kernel's report or by the worker's exit code (128 + signal).
+    pub(super) fn deadly_signal(&mut self, index: usize) -> Option<i32> {
         let job = self.job.as_ref()?;
-        job.spec().workers.get(index).filter(|spec| spec.foreground)?;
         let death = match job.origin_of(index) {
             Some(origin) => self
                 .servers

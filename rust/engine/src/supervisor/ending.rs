@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::event::{Event, Leftover};
 use crate::group::{Action, Input};
 use crate::mux::{Finish, LastLines, Outcome};
+use crate::signals::Reach;
 use crate::supervisor::Supervisor;
 use crate::supervisor::job::Job;
 use crate::supervisor::remains::{Group, Remains};
@@ -75,7 +76,7 @@ impl Supervisor {
         }
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
-        job.broadcast(signal, self.reached_foreground);
+        job.broadcast(signal, self.reach);
         job.resume_stopped();
     }
 
@@ -117,7 +118,7 @@ impl Supervisor {
         self.resume_servers();
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
-        job.broadcast(libc::SIGKILL, false);
+        job.broadcast(libc::SIGKILL, Reach::Nobody);
         let workers = job.running().map(|(index, _)| index).collect();
         let tier = self.with_remains(|remains, group| remains.kill(group, !first));
         if let Some(tier) = tier.filter(|_| first) {
@@ -156,7 +157,12 @@ impl Supervisor {
         // The reading thread sets the outcome last, so after the outcome no more notices come.
         let outcome = mux.take_outcome();
         if let (Some(from_terminal), Some(job)) = (mux.take_resized(), &self.job) {
-            job.broadcast(libc::SIGWINCH, from_terminal);
+            let reach = if from_terminal {
+                Reach::Foreground
+            } else {
+                Reach::Nobody
+            };
+            job.broadcast(libc::SIGWINCH, reach);
         }
         let notices = mux.take_notices();
         self.events.extend(notices.into_iter().map(Event::Log));

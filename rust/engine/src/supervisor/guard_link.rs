@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::event::SignalAction;
 use crate::guard::{Agent, is_parent};
+use crate::kernel_file;
 use crate::poller::Poller;
 use crate::signals::{GUARD_DEATH, Moment, Requests, Table, Verdict, decide};
 use crate::supervisor::watched::Watched;
@@ -106,6 +107,14 @@ impl GuardLink {
             poller.forget(&guard);
         }
     }
+}
+
+/// Whether a signal has reached all processes of our step by itself: some configurations let slurmstepd signal every
+/// process, the agent as well as the workers, and others only the guard, which passes the signal on.
+pub(super) fn is_to_whole_step(received: Received) -> bool {
+    let is_direct = !received.passed_on && received.sender > 0;
+    let name = || kernel_file::read(format!("/proc/{}/comm", received.sender));
+    is_direct && name().is_ok_and(|name| name.trim_ascii_end() == b"slurmstepd")
 }
 
 impl Verdict {

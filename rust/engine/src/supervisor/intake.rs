@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::event::{Event, SignalAction, StopReason};
 use crate::group::Input;
 use crate::mux::Mux;
-use crate::signals::{Meaning, Moment, Verdict};
-use crate::supervisor::guard_link::GuardLink;
+use crate::signals::{Meaning, Moment, Reach, Verdict};
+use crate::supervisor::guard_link::is_to_whole_step;
 use crate::supervisor::job::Job;
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::session_leader;
@@ -37,14 +37,16 @@ impl Supervisor {
     }
 
     /// A worker in the terminal's process group may die of a key such as Ctrl-C before our guard has passed the
-    /// signal on. So wait for the signal: otherwise the worker would count as failed, and the others would get
-    /// another signal.
+    /// signal on, and any worker of the notice of a preemption that a scheduler sends to all processes. So wait for
+    /// the signal: otherwise the worker would count as failed, and the others would get another signal.
     pub(super) fn await_key(&mut self, worker: usize, inputs: &mut Vec<Input>) -> Result<(), Error> {
-        let number = self.signal_of_foreground(worker);
-        let meaning = |link: &GuardLink| number.and_then(|number| link.table.meaning(number));
-        if self.link.as_ref().and_then(meaning) != Some(Meaning::Stop) {
+        let Some((number, until)) = self
+            .may_be_early(worker)
+            .filter(|(_, until)| self.moment() < *until)
+        else {
             return Ok(());
-        }
+        };
+        self.raise_the_dead(number);
         let deadline = Instant::now() + KEY_PATIENCE;
         loop {
             self.take_signals(inputs)?;
@@ -52,10 +54,25 @@ impl Supervisor {
             let Some(link) = self.link.as_ref().filter(|link| !link.has_lost_guard) else {
                 return Ok(());
             };
-            if left.is_zero() || self.moment() == Moment::Ending {
+            if left.is_zero() || self.moment() >= until {
                 return Ok(());
             }
             link.await_signal(left)?;
+        }
+    }
+
+    /// The signal of which a dead worker may have died before we hear of it, and what the job is at once we do.
+    fn may_be_early(&mut self, worker: usize) -> Option<(i32, Moment)> {
+        let table = self.link.as_ref()?.table;
+        let is_foreground = self.is_foreground(worker);
+        if !is_foreground && !table.has_preemption() {
+            return None;
+        }
+        let number = self.deadly_signal(worker)?;
+        match table.meaning(number)? {
+            Meaning::Stop if is_foreground => Some((number, Moment::Ending)),
+            Meaning::Preempt => Some((number, Moment::Preempted)),
+            _ => None,
         }
     }
 
@@ -165,9 +182,9 @@ impl Supervisor {
                 },
             },
         };
-        self.reached_foreground = self.has_reached_foreground(received);
+        self.reach = self.reach_of(received);
         self.step(input);
-        self.reached_foreground = false;
+        self.reach = Reach::Nobody;
     }
 
     /// Remembers a signal to end the job. A group that ends for another reason might be followed by another attempt,
@@ -221,13 +238,23 @@ impl Supervisor {
             // The workers get the signal once their terminals have the new size.
             mux.resize(received.from_terminal);
         } else if let Some(job) = &self.job {
-            job.broadcast(received.signal, self.has_reached_foreground(received));
+            job.broadcast(received.signal, self.reach_of(received));
         }
     }
 
-    fn has_reached_foreground(&self, received: Received) -> bool {
-        let link = self.link.as_ref();
-        link.is_some_and(|link| link.has_reached_foreground(received, session_leader()))
+    fn reach_of(&self, received: Received) -> Reach {
+        match &self.link {
+            Some(link) if link.has_reached_foreground(received, session_leader()) => Reach::Foreground,
+            Some(_) if is_to_whole_step(received) && !self.is_below_step() => Reach::Everybody,
+            _ => Reach::Nobody,
+        }
+    }
+
+    /// Whether the workers are in a control group of their own below that of a Slurm step. slurmstepd looks only at
+    /// its own group for whom to signal.
+    fn is_below_step(&self) -> bool {
+        let path = self.cgroup.as_ref().map(|cgroup| cgroup.path().to_string_lossy());
+        path.is_some_and(|path| path.contains("/step_"))
     }
 
     pub(super) fn guard_lost(&mut self) {

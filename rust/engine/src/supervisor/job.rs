@@ -12,7 +12,7 @@ use crate::group::{Action, Group, Input};
 use crate::mux::Outcome;
 use crate::poller::{Poller, is_readable};
 use crate::procfs::{self, Stat};
-use crate::signals::acts_on_groups;
+use crate::signals::{Reach, acts_on_groups};
 use crate::spawn::{AttemptContext, EnvTable, Prepared};
 use crate::spec::{LaunchSpec, SignalScope, WorkerSpec};
 use crate::starting::Starting;
@@ -310,17 +310,20 @@ impl Job {
         is_heard_by_group && !worker.foreground
     }
 
-    /// Sends a signal to all workers. A foreground worker is left out if the signal has already reached the terminal's
+    /// Sends a signal to all workers that it has not reached. A foreground worker is left out if the signal has already reached the terminal's
     /// foreground group. It is also left out of a SIGCONT if it is not stopped, because then the shell has
     /// continued it already. An exception is SIGWINCH for a worker with a terminal that we made: the signal reached
     /// it before that terminal had the new size.
-    pub(super) fn broadcast(&self, number: i32, reached_foreground: bool) {
+    pub(super) fn broadcast(&self, number: i32, reach: Reach) {
+        if reach == Reach::Everybody {
+            return;
+        }
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             let continues = number == libc::SIGCONT && !worker.is_stopped();
             let is_early = number == libc::SIGWINCH && spec.sees_own_terminal();
             // A foreground worker ignores Ctrl-\, which asks us what the workers do.
             let is_deaf = spec.foreground && number == libc::SIGQUIT;
-            let has_heard = (reached_foreground && !is_early && !is_deaf) || continues;
+            let has_heard = (reach == Reach::Foreground && !is_early && !is_deaf) || continues;
             if !(spec.foreground && has_heard) {
                 let number = if is_deaf { libc::SIGTERM } else { number };
                 worker.send(number, self.is_for_group(number, spec));

@@ -234,6 +234,58 @@ fn preempted_workers_end_by_themselves_and_the_job_was_stopped_by_that_signal() 
     assert!(!scene.has_killed());
 }
 
+/// A process that is called so, as long as this lives.
+struct Namesake(std::process::Child);
+
+impl Namesake {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("dsl-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let program = folder.join(name);
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        Self(child)
+    }
+
+    fn sends(&self, signal: i32, passed_on: bool) -> Received {
+        Received {
+            sender: self.0.id() as i32,
+            passed_on,
+            ..Received::own(signal)
+        }
+    }
+}
+
+impl Drop for Namesake {
+    fn drop(&mut self) {
+        // The agent may have ended it: it is a child of this process.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_slurm_sends_to_every_process_is_not_passed_on() {
+    let daemon = Namesake::new("slurmstepd");
+    let mut scene = Scene::started(Some(Duration::from_millis(300)), &[DEAF]);
+    scene.take(daemon.sends(libc::SIGUSR1, false));
+    assert_eq!(scene.end(), (Some(libc::SIGUSR1), None));
+    assert_eq!(scene.said(0), "ready\n");
+    assert_eq!(scene.signals(), [(libc::SIGUSR1, SignalAction::Preempt)]);
+}
+
+#[test]
+fn what_slurm_sends_to_the_guard_alone_and_others_to_us_is_passed_on() {
+    for (name, passed_on) in [("slurmstepd", true), ("other", false)] {
+        let daemon = Namesake::new(name);
+        let mut scene = Scene::started(Some(Duration::from_secs(600)), &[POLITE]);
+        scene.take(daemon.sends(libc::SIGUSR1, passed_on));
+        assert_eq!(scene.end(), (Some(libc::SIGUSR1), None), "{name}");
+        assert_eq!(scene.endings(), [(0, Ending::Code(0), true)], "{name}");
+    }
+}
+
 #[test]
 fn a_preemption_without_a_time_of_its_own_leaves_the_groups_grace() {
     let mut scene = Scene::started(None, &[POLITE]);
