@@ -32,14 +32,14 @@ pub const OPENING_LEN: usize = PREAMBLE_LEN + HANDSHAKE_LEN;
 pub(crate) const HAS_KEY: u32 = 1 << 31;
 /// What a head says to a caller with another key, before a byte with the reason.
 pub(crate) const TURNED_AWAY: &[u8; 4] = b"dsl\0";
-/// What each side writes first on descriptors. Text before it, as from a login shell, is skipped.
+/// What each side writes first on descriptors. Text of any length before it, as from a login shell, is skipped.
 pub const MARK: &[u8] = b"\0dsl\x01link\n";
 
 /// Bytes that are read at once, from strangers and from others.
 pub(crate) const FEW: usize = 16 << 10;
 pub(crate) const MANY: usize = 256 << 10;
-/// Most bytes of text before the mark.
-const NOISE: usize = 64 << 10;
+/// Bytes of the text before the mark that are kept, to say what came instead of an agent.
+const NOISE: usize = 4 << 10;
 /// Bytes of a connection that the kernel may hold and has not sent.
 const UNSENT: u32 = 128 << 10;
 
@@ -251,7 +251,11 @@ impl FdStream {
             let begin = noise.len().saturating_sub(count + MARK.len());
             let mut windows = noise[begin..].windows(MARK.len());
             let Some(at) = windows.position(|window| window == MARK) else {
-                return silent_so_far(noise, count);
+                if count == 0 {
+                    return Err(closed_after(noise));
+                }
+                noise.drain(..noise.len().saturating_sub(NOISE));
+                return Ok(Taken::Nothing);
             };
             scratch.plain.clear();
             scratch.plain.extend_from_slice(&noise[begin + at + MARK.len()..]);
@@ -308,10 +312,7 @@ fn check(fd: i32) -> std::io::Result<()> {
     poller.watch_for(&copy, 0, Interest::default()).map_err(as_io)
 }
 
-fn silent_so_far(noise: &[u8], count: usize) -> Result<Taken, Fault> {
-    if count > 0 && noise.len() < NOISE {
-        return Ok(Taken::Nothing);
-    }
+fn closed_after(noise: &[u8]) -> Fault {
     let text = String::from_utf8_lossy(noise);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let skip = words.chars().count().saturating_sub(200);
@@ -327,12 +328,7 @@ fn silent_so_far(noise: &[u8], count: usize) -> Result<Taken, Fault> {
                 .replace("\\\"", "\"")
         )
     };
-    let what = if count > 0 {
-        "does not speak as an agent"
-    } else {
-        "has closed the connection before an agent spoke"
-    };
-    Err(Damaged(format!("{what}{said}")).into())
+    Damaged(format!("has closed the connection before an agent spoke{said}")).into()
 }
 
 /// A TCP connection whose handshake is done.
