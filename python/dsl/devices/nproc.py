@@ -104,13 +104,13 @@ def local_world_size(text: str, environ: Mapping[str, str], machine: Machine, *,
             raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
         return number
     if text == "cpu":
-        return len(machine.cpus.allowed)
+        return int(machine.cpus.room)
     name = node_accelerator(text, environ, machine.devices) if text == "auto" else text
     if name != "gpu" and name not in ACCELERATORS:
         raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
     count = count_visible_devices(name, environ, machine.devices, alone=alone)
     if count or text == "auto":
-        return count or len(machine.cpus.allowed)
+        return count or machine.cpus.room
     kind = "CUDA" if name in ("gpu", "cuda") else name
     raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
 

@@ -118,6 +118,14 @@ class Cpus:
         return tuple(sorted(os.sched_getaffinity(0)))
 
     @kept
+    def room(self) -> int:
+        """How many CPUs may be used at a time: those of the mask, or fewer if a control group leaves less."""
+        from dsl.machine.cgroups import room_left
+
+        quota = room_left(self._root).cpus
+        return len(self.allowed) if quota is None else min(len(self.allowed), max(int(quota), 1))
+
+    @kept
     def numa_nodes(self) -> tuple[NumaNode, ...]:
         """NUMA nodes of the machine; none when the kernel does not say."""
         return read_numa_nodes(self._root)

@@ -8,6 +8,7 @@ import pytest
 from tests.support.machine import read_topology
 
 from dsl.machine.cpus import (
+    Cpus,
     NumaNode,
     Topology,
     parse_kernel_list,
@@ -31,6 +32,26 @@ from dsl.machine.cpus import (
 )
 def test_the_kernels_lists(text: str, numbers: tuple[int, ...]) -> None:
     assert parse_kernel_list(text) == numbers
+
+
+@pytest.mark.parametrize(
+    "quota, most",
+    [("max 100000", None), ("150000 100000", 1), ("50000 100000", 1), ("9900000 100000", None)],
+)
+def test_the_quota_of_the_control_group_may_leave_fewer_cpus_than_the_mask(
+    tmp_path: Path, quota: str, most: int | None
+) -> None:
+    root = _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/job/inner\n",
+            "proc/self/mountinfo": "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/job/cpu.max": f"{quota}\n",
+            "sys/fs/cgroup/job/inner/cpu.max": "max 100000\n",
+        },
+    )
+    cpus = Cpus(root)
+    assert cpus.room == (len(cpus.allowed) if most is None else most)
 
 
 def _write(root: Path, files: dict[str, str]) -> str:
