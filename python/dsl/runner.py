@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from dsl.machine.this_process import read_text
+from dsl.machine.this_process import read_input
 from dsl.resources.filters import apply_filters, parse_num_nodes
 from dsl.resources.hostfile import parse_hostfile
 
@@ -54,7 +54,7 @@ def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
     """
     from dsl.plan.hosts import missing_hostfile, read_hostfile
 
-    pool = read_hostfile(hostfile_path, read_text)
+    pool = read_hostfile(hostfile_path, read_input)
     if pool is None:
         from logging import getLogger
 

@@ -17,8 +17,8 @@ UNASKED = object()
 
 ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "count_run", "random", "is_this_machine"),
-    "files": ("read_text", "why_not_written", "cwd", "home", "has_program", "has_warm_server"),
-    "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
+    "files": ("read_text", "read_input", "why_not_written", "cwd", "home", "has_program", "has_warm_server"),
+    "cpus": ("allowed", "room", "numa_nodes", "topology", "packages", "caches"),
     "devices": (
         "cuda_count",
         "other_name",
@@ -85,11 +85,13 @@ def make_facts(
         "random": lambda: "0123456789abcdef",
         "is_this_machine": lambda name: name == "here",
         "read_text": (files or {}).get,
+        "read_input": (files or {}).get,
         "why_not_written": lambda _path, **_: "",
         "cwd": "/data/dir",
         "home": "/home/me",
         "has_program": lambda name: name in programs,
         "has_warm_server": bool,
+        "room": len(allowed),
         "numa_nodes": numa_table(range(8)),
         "topology": Topology(numa_table(range(8)), tuple((cpu,) for cpu in allowed)),
         "packages": (),

@@ -130,7 +130,7 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
         HostfileError: there is no such file, or it is malformed.
         FilterError: a filter is malformed, or names an unknown host or slot.
     """
-    pool = read_hostfile(options.hostfile, facts.files.read_text)
+    pool = read_hostfile(options.hostfile, facts.files.read_input)
     if pool is None and options.hostfile == DEFAULT_HOSTFILE:
         allocation = find_allocation(facts.environ, facts.files.read_text)
         pool = None if allocation is None else dict(allocation.hosts)

@@ -111,7 +111,7 @@ def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
             folder=f"{agents.folder}/{place}",
         )
         own = slice(place, place + 1)
-        one = replace(remote, pythons=remote.pythons[own], devices=remote.devices[own], hostfile="")
+        one = replace(remote, pythons=remote.pythons[own], devices=remote.devices[own])
         (start,) = TABLE[remote.launcher](one, mine)
         labels = tuple([(label, place) for label, _ in start.labels])
         starts.append(replace(start, node_rank=place, labels=labels))

@@ -89,6 +89,8 @@ def is_this_machine(host: str) -> bool:
 def read_text(path: str) -> str | None:
     """Text of a file; None if it is no regular file. Bytes that are not UTF-8 become surrogates.
 
+    The byte order mark of some editors is left out.
+
     Raises:
         OSError: the file exists but cannot be read.
         OutOfReachError: this user may not enter its directory, so it may exist or not.
@@ -100,8 +102,28 @@ def read_text(path: str) -> str | None:
         raise OutOfReachError(error.errno, error.strerror, path) from None
     except (OSError, ValueError):
         return None
+    return _read(path)
+
+
+def read_input(path: str) -> str | None:
+    """The same for a file that may be a pipe, as in ``-H <(make_hosts)``. A pipe gives its text only once."""
+    if path not in _from_pipes:
+        try:
+            is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)
+        except (OSError, ValueError):
+            is_pipe = False
+        if not is_pipe:
+            return read_text(path)
+        _from_pipes[path] = _read(path)
+    return _from_pipes[path]
+
+
+_from_pipes: dict[str, str] = {}
+
+
+def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
+        return file.read().removeprefix("\ufeff")
 
 
 _runs = iter(range(1 << 62))
@@ -146,6 +168,7 @@ class Files:
     """Files, programs and directories of this machine."""
 
     read_text = staticmethod(read_text)
+    read_input = staticmethod(read_input)
 
     def why_not_written(self, path: str, *, read_again: bool = False) -> str:
         """What `dsl.machine.output_files.why_not` says."""

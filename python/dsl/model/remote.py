@@ -38,8 +38,6 @@ class Remote(Record):
     """Directory in which the agents and their workers run: that of the launching command."""
     pythons: tuple[str, ...] = ()
     """The interpreter of each host, by node rank; empty: that of the launching command."""
-    hostfile: str = ""
-    """The hostfile, if all of its hosts and slots take part; empty: only a part does, or there is no file."""
     per_node: bool = True
     """One agent per node starts that node's workers; False: each rank is a task of the launcher."""
     devices: tuple[int, ...] = ()

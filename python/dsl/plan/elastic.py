@@ -98,7 +98,6 @@ def elastic_remote(remote: Remote, request: Request, job: Job, nodes: NodeRange,
     return replace(
         remote,
         per_node=True,
-        hostfile="",
         least_nodes=nodes[0],
         most_nodes=nodes[1],
         wait_s=DEFAULT_WAIT_S if wait_s is None else wait_s,

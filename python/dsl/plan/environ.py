@@ -160,7 +160,9 @@ def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, 
     """
     inherited = without_ranks(environ)
     if job.env:
-        inherited = {**inherited, **dict(job.env)}
+        from dsl.resources.exports import fill_in
+
+        inherited = fill_in(job.env, inherited)
     if JOB_KEY_VARIABLE in inherited:
         return {name: value for name, value in inherited.items() if name != JOB_KEY_VARIABLE}
     return inherited

@@ -127,7 +127,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
 def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> Pool | None:
     """The hosts of the hostfile, else those of a scheduler; None: this machine alone."""
     path = request.resources.hostfile or DEFAULT_HOSTFILE
-    text = read_hosts_text(path, facts.files.read_text)
+    text = read_hosts_text(path, facts.files.read_input)
     if text is not None:
         from dsl.resources.hostfile import parse_hostfile
 

@@ -64,7 +64,6 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
     launcher = _choose_launcher(asked, facts, source=pool.source)
     named, executable = _pythons(pool), facts.names.executable
     pythons = tuple([named.get(host.name) or executable for host in hosts])
-    is_whole = pool.source == "hostfile" and pool.slots == {one.name: range(len(one.slots)) for one in hosts}
     has_room = pool.tasks is None or all(len(one.slots) <= pool.tasks[one.name] for one in hosts)
     return Remote(
         launcher=launcher,
@@ -73,7 +72,6 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
         venv_script=asked.venv_script,
         cwd=facts.files.cwd,
         pythons=() if set(pythons) == {executable} else pythons,
-        hostfile=pool.name if is_whole and not named else "",
         per_node=asked.per_node or launcher not in RANK_LAUNCHERS or not has_room,
         devices=() if facts.environ.get("DS_ACCELERATOR") == "cpu" else _devices(request, active),
         fanout=_fanout(facts.environ),
@@ -175,19 +173,13 @@ def remote_variables(own: Pairs, facts: Facts) -> tuple[Pairs, list[Notice]]:
     variables = choose_exports(without_ranks(environ), facts.files.cwd, _export_prefixes(facts))
     name = environ.get(NAME_VARIABLE) or DEFAULT_NAME
     paths = env_file_paths(name, facts.files.home, facts.files.cwd)
-    files = read_env_files(paths, {**environ, **variables}, facts.files.read_text)
+    files = read_env_files(paths, facts.files.read_text)
     if not files and NAME_VARIABLE in environ:
         notices.append(Notice("warning", f"there is no {' nor '.join(paths)}, which {NAME_VARIABLE} names"))
     for path, entries in files.items():
         variables.update([(entry.name, entry.value) for entry in entries])
         names = ", ".join(dict.fromkeys([entry.name for entry in entries]))
         notices.append(Notice("info", f"variables of {path} go to all hosts: {names or 'none'}"))
-        for entry in entries:
-            if entry.looks_expandable:
-                text = f"{path} line {entry.line}: the value of {entry.name} goes as it stands, $ included"
-                notices.append(
-                    Notice("warning", f"{text}; put it into double quotes to have variables filled in")
-                )
     variables.update(own)
     return tuple(variables.items()), notices
 

@@ -156,7 +156,7 @@ def _open_files() -> dict[str, int]:
 
 def _hostfile(path: str, facts: Facts, problems: list[str]) -> dict[str, Any] | None:
     try:
-        pool = read_hostfile(path, facts.files.read_text)
+        pool = read_hostfile(path, facts.files.read_input)
     except DslError as error:
         problems.append(str(error))
         return {"path": path, "hosts": None, "slots": None}
@@ -180,7 +180,7 @@ def _env_files(facts: Facts, problems: list[str]) -> list[dict[str, Any]]:
     name = facts.environ.get(NAME_VARIABLE) or DEFAULT_NAME
     paths = env_file_paths(name, facts.files.home, facts.files.cwd)
     try:
-        files = read_env_files(paths, facts.environ, facts.files.read_text)
+        files = read_env_files(paths, facts.files.read_text)
     except DslError as error:
         problems.append(str(error))
         return []

@@ -4,8 +4,8 @@ The rules are DeepSpeed's: variables with certain prefixes, including those of t
 with the working directory in front. Values stay unchanged. A file (``.deepspeed_env``) has ``NAME=VALUE`` on
 each line: in DeepSpeed's grammar, the value is the text after the first ``=``, without blanks at its ends. We
 also allow blank lines, lines that start with ``#``, ``export`` before the name, and quotation marks around
-the whole value. Text in single quotes stays as it is. In double quotes, ``$NAME`` and ``${NAME}`` stand for
-the variable's value, and a backslash escapes ``$``, ``"`` and itself.
+the whole value. Text in single quotes stays as it is; elsewhere ``$NAME`` and ``${NAME}`` stand for the
+variable's value on each host, and in double quotes a backslash escapes ``$``, ``"`` and itself.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ GENERAL = ("LD_LIBRARY", "PATH")
 DEFAULT_NAME = ".deepspeed_env"
 """Name of the file in the home directory and the working directory."""
 
+MARK = "\0"
+"""Stands before and after the name of a variable in a value that has to be filled in on each host."""
+
 NAME_VARIABLE = "DS_ENV_FILE"
 """Variable with another name of the file. An absolute path means that one file."""
 
@@ -57,15 +60,26 @@ def choose_exports(environ: Mapping[str, str], cwd: str, prefixes: Iterable[str]
     return found
 
 
+def fill_in(pairs: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a host, overlaid with a job's variables, whose references are filled in."""
+    env = dict(environ)
+    for name, value in pairs:
+        if MARK in value:
+            parts = value.split(MARK)
+            parts[1::2] = [env.get(variable, "") for variable in parts[1::2]]
+            value = "".join(parts)  # noqa: PLW2901  the value of this host
+        env[name] = value
+    return env
+
+
 class EnvEntry(Record):
     """A variable of an environment file."""
 
     name: str
     value: str
+    """With `MARK` around each variable that is filled in on the host."""
     line: int
     """Number of its line, from 1."""
-    looks_expandable: bool = False
-    """The value contains a ``$NAME`` that is not replaced, because the value has no double quotes."""
 
 
 def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
@@ -76,16 +90,14 @@ def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
 
 
 def read_env_files(
-    paths: tuple[str, ...], environ: Mapping[str, str], read_text: Callable[[str], str | None]
+    paths: tuple[str, ...], read_text: Callable[[str], str | None]
 ) -> dict[str, tuple[EnvEntry, ...]]:
     """Read the files that exist: path -> entries.
-
-    ``environ``: values for variables in double quotes, unless an earlier line has set the variable.
 
     Raises:
         EnvFileError: a file cannot be read, or a line is malformed.
     """
-    known = dict(environ)
+    known: dict[str, str] = {}
     found = {}
     for path in paths:
         try:
@@ -102,7 +114,8 @@ def read_env_files(
 def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvEntry]:
     """The entries of a file. Each one is also added to ``known``.
 
-    ``known``: values for variables in double quotes. ``path``: name of the file in errors.
+    ``known``: what earlier lines have set; other variables are filled in on the host. ``path``: name of the
+    file in errors.
 
     Raises:
         EnvFileError: a malformed line.
@@ -123,41 +136,34 @@ def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvE
         value = value.strip()
         if "\0" in line:
             raise EnvFileError(f"{where}: the value of {words[0]} holds a NUL byte, which no variable can")
-        is_plain = value[:1] not in ("'", '"')
-        if not is_plain:
-            value = _unquote(value, known, where, words[0])
-        known[words[0]] = value
-        yield EnvEntry(words[0], value, number, is_plain and _has_reference(value))
+        known[words[0]] = _read_value(value, known, where, words[0])
+        yield EnvEntry(words[0], known[words[0]], number)
 
 
-def _unquote(value: str, known: Mapping[str, str], where: str, name: str) -> str:
-    mark = value[0]
+def _read_value(value: str, known: Mapping[str, str], where: str, name: str) -> str:
+    mark = value[:1] if value[:1] in ("'", '"') else ""
     parts = []
-    place = 1
-    while place < len(value) and value[place] != mark:
+    place = len(mark)
+    while place < len(value) and (not mark or value[place] != mark):
         letter = value[place]
         place += 1
         if mark == '"' and letter == "\\" and value[place : place + 1] in ("\\", '"', "$"):
             letter = value[place]
             place += 1
-        elif mark == '"' and letter == "$":
+        elif mark != "'" and letter == "$":
             reference = _reference(value, place)
             if reference is not None:
                 variable, place = reference
-                letter = known.get(variable, "")
+                letter = known.get(variable, f"{MARK}{variable}{MARK}")
+            elif value[place : place + 1] == "$":  # a shell would write its pid for $$
+                letter, place = "$$", place + 1
         parts.append(letter)
     rest = value[place + 1 :].strip()
-    if place >= len(value):
+    if mark and place >= len(value):
         raise EnvFileError(f"{where}: the value of {name} has no closing {mark}")
     if rest and not rest.startswith("#"):
         raise EnvFileError(f"{where}: the value of {name} goes on behind its closing {mark}, quote all of it")
     return "".join(parts)
-
-
-def _has_reference(text: str) -> bool:
-    return any(
-        letter == "$" and _reference(text, place) is not None for place, letter in enumerate(text, start=1)
-    )
 
 
 def _reference(text: str, place: int) -> tuple[str, int] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsl.facts import this_machine
-from dsl.machine.this_process import is_this_machine, read_text, stream_kind, temp_dir
+from dsl.machine.this_process import is_this_machine, read_input, read_text, stream_kind, temp_dir
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP", ""])
@@ -30,6 +30,28 @@ def test_text_comes_back_byte_for_byte_and_a_missing_file_is_none(tmp_path: Path
     assert text.encode("utf-8", "surrogateescape") == b"caf\xe9 slots=1\n"
     assert read_text(str(tmp_path / "none")) is None
     assert read_text(str(tmp_path)) is None
+
+
+def test_the_mark_that_some_editors_write_first_is_no_part_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\xef\xbb\xbfn1 slots=2\n")
+    assert read_text(str(tmp_path / "f")) == "n1 slots=2\n"
+
+
+def test_a_pipe_is_read_once_and_its_text_is_kept(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b"n1 slots=2\n")
+    os.close(write)
+    try:
+        path = f"/dev/fd/{read}"
+        assert (
+            read_text(path) is None
+        )  # a script or a config may come by a pipe, too, and is the worker's to read
+        assert [read_input(path), read_input(path)] == ["n1 slots=2\n"] * 2
+    finally:
+        os.close(read)
+    (tmp_path / "f").write_text("n2 slots=1\n")
+    assert read_input(str(tmp_path / "f")) == "n2 slots=1\n"
+    assert read_input(str(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize(

@@ -469,7 +469,7 @@ def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> Non
         raise PermissionError(13, "Permission denied")
 
     with pytest.raises(HostfileError, match="/job/hostfile: hostfile cannot be read: permission denied"):
-        plan_job(_request({}), make_facts(read_text=refuse))
+        plan_job(_request({}), make_facts(read_input=refuse))
 
 
 def test_a_memory_policy_goes_over_the_commands_own_binding_and_its_threads_stay() -> None:

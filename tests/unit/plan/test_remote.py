@@ -12,6 +12,7 @@ from tests.support.requests import make_request
 from dsl.cli import deepspeed, options_deepspeed
 from dsl.errors import DslError, HostfileError, LauncherError, OptionError
 from dsl.model.remote import LAUNCHERS, Remote
+from dsl.plan.environ import inherited_environment
 from dsl.plan.job import JobPlan, plan_job
 from dsl.plan.remote import PROGRAMS
 
@@ -170,23 +171,6 @@ def test_interpreters_of_the_hosts(name: str, pythons: tuple[str, ...]) -> None:
     assert _remote(hostfile=name).pythons == pythons
 
 
-@pytest.mark.parametrize(
-    "wish, hostfile",
-    [
-        ({}, "H"),
-        ({"include": "alpha@beta"}, "H"),
-        ({"num_gpus": 1}, ""),
-        ({"num_nodes": 1}, ""),
-        ({"exclude": "alpha:3"}, ""),
-        ({"exclude": "beta:0"}, ""),
-        ({"hostfile": "zero"}, ""),
-        ({"hostfile": "pythons"}, ""),
-    ],
-)
-def test_the_hostfile_is_handed_on_if_all_of_it_takes_part(wish: dict[str, Any], hostfile: str) -> None:
-    assert _remote(**{"hostfile": "H", **wish}).hostfile == hostfile
-
-
 def test_words_for_the_launcher_are_split_as_a_shell_does() -> None:
     assert _remote(hostfile="H", launcher_args=" -x 'a b' --c=\"d $e\" ").args == ("-x", "a b", "--c=d $e")
     assert _remote(hostfile="H", launcher_args="  ").args == ()
@@ -286,29 +270,35 @@ def test_a_job_of_this_machine_alone_reads_no_env_file() -> None:
     assert planned.job.env == ()
 
 
-FILLED_IN = (
-    "the value of A goes as it stands, $ included; put it into double quotes to have variables filled in"
-)
-
-
 def test_what_is_said_of_env_files() -> None:
     files = {**FILES, "/data/dir/.deepspeed_env": "A=/x:$A\nB=1\nA=2\n"}
     planned = plan_job(make_request("deepspeed", hostfile="H"), make_facts(files=files))
     assert [(one.level, one.text) for one in planned.notices] == [
         ("info", "variables of /data/dir/.deepspeed_env go to all hosts: A, B"),
-        ("warning", f"/data/dir/.deepspeed_env line 1: {FILLED_IN}"),
     ]
     facts = make_facts(files=FILES, environ={"DS_ENV_FILE": "my"})
     (notice,) = plan_job(make_request("deepspeed", hostfile="H"), facts).notices
     assert notice.line == "warning: there is no /home/me/my nor /data/dir/my, which DS_ENV_FILE names"
 
 
-def test_a_variable_in_double_quotes_is_filled_in_on_the_launching_host() -> None:
-    files = {
-        "/data/dir/.deepspeed_env": 'LD_LIBRARY_PATH="/x:$LD_LIBRARY_PATH"\nPYTHONPATH="$PYTHONPATH:/y"\n'
+def test_the_workers_of_each_host_get_the_value_that_a_variable_has_there() -> None:
+    lines = 'LD_LIBRARY_PATH=/efa:$LD_LIBRARY_PATH\nTOKEN=pa$$word\nPLUGIN="${EFA}/net"\nTWICE=$PLUGIN\n'
+    request = make_request("deepspeed", hostfile="H")
+    facts = make_facts(
+        files={**FILES, "/data/dir/.deepspeed_env": lines},
+        environ={"LD_LIBRARY_PATH": "/head", "EFA": "/head"},
+    )
+    job = plan_job(request, facts).job
+    assert inherited_environment(job, {"LD_LIBRARY_PATH": "/host", "EFA": "/opt", "HOME": "/h"}) == {
+        "HOME": "/h",
+        "EFA": "/opt",
+        "PYTHONPATH": "/data/dir",
+        "LD_LIBRARY_PATH": "/efa:/host",
+        "TOKEN": "pa$$word",
+        "PLUGIN": "/opt/net",
+        "TWICE": "/opt/net",
     }
-    found = _variables({"LD_LIBRARY_PATH": "/l", "PYTHONPATH": "/p"}, files)
-    assert found == {"LD_LIBRARY_PATH": "/x:/l", "PYTHONPATH": "/data/dir:/p:/y"}
+    assert inherited_environment(job, {})["LD_LIBRARY_PATH"] == "/efa:"
 
 
 SLURM = {"SLURM_JOB_NODELIST": "alpha,beta", "SLURM_JOB_ID": "12", "SLURM_GPUS_ON_NODE": "4"}
@@ -323,7 +313,7 @@ def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler() -> None:
     planned = _allocated(SLURM)
     assert [(host.name, len(host.slots)) for host in planned.job.hosts] == [("alpha", 4), ("beta", 4)]
     assert planned.remote is not None
-    assert (planned.remote.launcher, planned.remote.hostfile) == ("slurm", "")
+    assert planned.remote.launcher == "slurm"
     assert (planned.job.accelerator, planned.job.meeting.address) == ("", "")
     (notice,) = [one for one in planned.notices if one.level == "info"]
     assert notice.text == "hosts of Slurm job 12: alpha, beta (2 with 8 slots)"
@@ -365,6 +355,34 @@ def test_the_launcher_of_an_allocation(
     remote = _allocated(environ, programs).remote
     assert remote is not None
     assert remote.launcher == launcher
+
+
+STEP = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+HET = {**SLURM, "SLURM_HET_SIZE": "3"}
+
+
+@pytest.mark.parametrize(
+    "environ, wish, said",
+    [
+        ({**STEP, "SLURM_PROCID": "0"}, {}, ["srun has started this command 2 times, so 2 jobs run"]),
+        ({**STEP, "SLURM_PROCID": "1"}, {}, []),
+        ({**STEP, "SLURM_PROCID": "0", "DSL_JOB_ID": "x"}, {}, []),
+        ({**STEP, "SLURM_PROCID": "0"}, {"no_ssh": True, "node_rank": 0}, []),
+        ({**STEP, "SLURM_PROCID": "0"}, {"include": "localhost:1"}, []),
+        (HET, {}, ["only component 0 of this heterogeneous Slurm job takes part, of 3"]),
+        ({**HET, "SLURM_JOB_NODELIST": "here"}, {}, ["only component 0"]),
+        ({"PBS_NODEFILE": "nodes", "PBS_JOBID": "7"}, {}, ["this host has 2 devices: --num_gpus 2 starts 2"]),
+        ({"PBS_NODEFILE": "nodes"}, {"num_gpus": 2}, []),
+        ({"PBS_NODEFILE": "nodes", "DS_ACCELERATOR": "npu"}, {}, []),
+        ({"LSB_HOSTS": "alpha alpha beta"}, {}, []),
+    ],
+)
+def test_what_is_most_likely_not_meant_in_an_allocation(
+    environ: dict[str, str], wish: dict[str, Any], said: list[str]
+) -> None:
+    found = [one.text for one in _allocated(environ, **wish).notices if one.level == "warning"]
+    assert len(found) == len(said)
+    assert all(part in text for part, text in zip(said, found, strict=True))
 
 
 def test_counted_devices_are_a_bound_and_tasks_are_none() -> None:
