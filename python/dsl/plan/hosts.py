@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.devices.slots import Devices, find_devices, visible_override, visible_slots, visible_warning
-from dsl.errors import FilterError, HostfileError, OptionError, OutOfReachError
-from dsl.lists import counted, has_odd_colon, quote, shorten
+from dsl.devices.slots import (
+    Devices,
+    find_devices,
+    select_accelerator,
+    visible_override,
+    visible_slots,
+    visible_warning,
+)
+from dsl.errors import (
+    AcceleratorError,
+    FilterError,
+    HostfileError,
+    NoDevicesError,
+    OptionError,
+    OutOfReachError,
+)
+from dsl.lists import counted, has_odd_colon, parse_number, quote, shorten
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE, Level, RemoteRequest, Request, ResourceRequest
 from dsl.resources.filters import apply_filters, trim
@@ -15,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dsl.facts import Facts
+    from dsl.resources.allocation import Allocation
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -148,11 +163,14 @@ def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> Po
     asked = request.resources
     if request.remote.no_ssh or LOCAL_NAME in f"{asked.include}@{asked.exclude}":
         return None
-    from dsl.resources.allocation import find_allocation
+    from dsl.resources.allocation import OWN_JOB, find_allocation
 
     found = find_allocation(facts.environ, facts.files.read_text)
+    if OWN_JOB not in facts.environ:
+        notices += [Notice("warning", text) for text in _slurm_warnings(facts.environ)]
     if found is None or (len(found.hosts) == 1 and facts.names.is_this_machine(found.hosts[0][0])):
         return None
+    notices += _slots_notices(found, asked, facts)
     names = ", ".join([name for name, _ in found.hosts[:3]]) + (", ..." if len(found.hosts) > 3 else "")
     slots = sum([count for _, count in found.hosts])
     text = f"hosts of {found.name}: {names} ({len(found.hosts)} with {slots} slots)"
@@ -160,6 +178,35 @@ def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> Po
     pool = {name: range(count) for name, count in found.hosts}
     tasks = dict(zip(pool, found.tasks, strict=True)) if found.tasks else None
     return Pool(pool, found.scheduler, found.name, found.counts_devices, tasks=tasks)
+
+
+def _slurm_warnings(environ: Mapping[str, str]) -> list[str]:
+    """What is most likely not meant: a job for each task of srun, or a part of the hosts."""
+    tasks = parse_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 0
+    parts = parse_number(environ.get("SLURM_HET_SIZE", "")) or 0
+    if parse_number(environ.get("SLURM_STEP_ID", "")) is None:
+        text = (
+            f"only component 0 of this heterogeneous Slurm job takes part, of {parts}: name the hosts of all "
+            "components in a hostfile, with --launcher ssh"
+        )
+        return [text] if parts > 1 else []
+    text = (
+        f"srun has started this command {tasks} times, so {tasks} jobs run: for one job on all hosts start "
+        "dsl without srun, in the batch script or below salloc"
+    )
+    return [text] if tasks > 1 and environ.get("SLURM_PROCID") == "0" else []
+
+
+def _slots_notices(found: Allocation, asked: ResourceRequest, facts: Facts) -> list[Notice]:
+    """Say what is counted if a scheduler names each host once, and this host has several devices."""
+    if found.scheduler == "slurm" or asked.num_gpus or any(count > 1 for _, count in found.hosts):
+        return []
+    try:
+        count = select_accelerator(facts.environ, facts.devices)[1]
+    except (AcceleratorError, NoDevicesError):
+        return []  # the hosts look for themselves
+    text = f"{found.name} names each host once, so each gets 1 worker, and this host has {count} devices"
+    return [Notice("warning", f"{text}: --num_gpus {count} starts {count} on each")] if count > 1 else []
 
 
 def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str, int] | None:
