@@ -254,6 +254,15 @@ def test_a_host_may_be_named_with_its_user(hosts: Cluster, tmp_path: Path, trans
     assert places(found) == expected(transport, {"node2": 2, "node1": 2}, per_node=False)
 
 
+@pytest.mark.parametrize("transport", ["openmpi4", "openmpi5"], indirect=True)
+def test_open_mpi_reaches_hosts_that_are_named_with_one_user(
+    hosts: Cluster, tmp_path: Path, transport: Transport
+) -> None:
+    slots = {"root@node2": 2, "node0": 1, "root@node1": 2}
+    found = launch(hosts, tmp_path, transport, slots, own_name="node0")
+    assert places(found) == expected(transport, {"node2": 2, "node0": 1, "node1": 2}, per_node=False)
+
+
 @pytest.mark.parametrize("transport", ["ssh", "pdsh", *MPI], indirect=True)
 def test_a_host_may_be_named_by_an_address(hosts: Cluster, tmp_path: Path, transport: Transport) -> None:
     found = launch(hosts, tmp_path, transport, {hosts[2].address: 2, hosts[1].address: 2})

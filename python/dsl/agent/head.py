@@ -326,6 +326,7 @@ class Head(Hooks):
                 self._speak(one)
             elif isinstance(one, Missing):
                 is_awaited = any(self.conductor.roster.is_awaited(place) for place in one.places)
+                self._starters.told.update(one.places if is_awaited else ())
                 for line in one.said if is_awaited else ():
                     self._speak(Notice("critical", line))
                 self._obey(self.conductor.starter_ended(one.places, one.why, now_s))
@@ -408,7 +409,11 @@ class Head(Hooks):
 
     def _end(self) -> None:
         """Say how the job has ended."""
-        judgement = self.conductor.judgement
+        judgement, roster = self.conductor.judgement, self.conductor.roster
+        for line in self._starters.last_words(
+            [place for place in range(len(roster)) if roster.is_lost(place)]
+        ):
+            self._speak(Notice("critical", line))
         if judgement is not None and judgement.causes:
             from dsl.evidence.reports import seen_on_screen
 

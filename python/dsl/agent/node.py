@@ -339,6 +339,7 @@ class HeadLink(Hooks):
         self._link = link
         self._console = console
         self._allocation = allocation
+        self._is_served = False
 
     def fileno(self) -> int:
         """The descriptor of the hub."""
@@ -369,12 +370,13 @@ class HeadLink(Hooks):
             ends.append(read)
         self._hub.relay(self._link, *ends)
         self._hub.start()
+        self._is_served = True
         for notice in self.announced:
             self.send(Said(notice))
 
     def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  the head has a name of its own
         """Let the head report it."""
-        self.send(Refused(text, code))
+        (self.send if self._is_served else self._link.send_now)(Refused(text, code))
 
     def leave(self, code: int) -> int:
         """Send the rest of the output, then the last message.

@@ -15,8 +15,9 @@ from dsl._record import Record, replace
 from dsl.agent.keeper import LONGEST_LINE, Answer, Begin, End, LineCutter
 from dsl.control.hub import KEY_BYTES
 from dsl.errors import JobFormatError, LauncherError
+from dsl.launchers.agent_command import bare
 from dsl.launchers.base import ENDED, plan_starts
-from dsl.launchers.ssh import SSH_FAILED
+from dsl.launchers.ssh import GIVES_UP, SSH_FAILED
 from dsl.launchers.table import BY_SSH
 from dsl.lists import TASKS, parse_number
 from dsl.model.codec import from_line, to_line
@@ -133,6 +134,10 @@ class Starter:
                 return self.lines[:number]
         return self.lines
 
+    def last_words(self) -> tuple[str, ...]:
+        """What the program has said, each line behind its name."""
+        return tuple([f"{self.name}: {line.removeprefix(f'{self.name}: ')}" for line in self.telling()])
+
     def said_by(self, place: int) -> list[str]:
         """What the host of a place has said."""
         return [said for places, said in map(self.about, self.telling()) if place in places]
@@ -171,6 +176,8 @@ class Starters:
         self._waiting: dict[int | None, Begin | End] = {}
         """Orders that the keeper has not taken, one for each place, and one about the end."""
         self._retry_s: float | None = None
+        self.told: set[int] = set()
+        """Places of which the user has heard why no agent has come."""
         self._keyed: set[int] = set()
         """Places whose agents have told their keys."""
         self._has_warned = False
@@ -280,6 +287,16 @@ class Starters:
         due += [] if self._retry_s is None else [self._retry_s]
         return min(due, default=None)
 
+    def last_words(self, places: Sequence[int]) -> list[str]:
+        """What these places have said, or the programs that mark no lines, if the user does not know it."""
+        found: list[str] = []
+        for program in self._programs:
+            mine = [place for place in program.places if place in places and place not in self.told]
+            if mine and not program.is_ssh and not program.labels:
+                found += program.last_words()
+            found += [f"{self._host(one)}: {line}" for one in mine for line in program.said_by(one)]
+        return found[-KEPT_LINES:]
+
     def go_on(self, now_s: float) -> list[object]:
         """Send orders that wait, and report programs whose last words were awaited long enough."""
         if self._waiting:
@@ -331,9 +348,7 @@ class Starters:
         if not how and program.is_ssh:
             return [self._missing(program, program.places, status)]
         lines, name = program.telling(), program.name
-        said: tuple[str, ...] = ()
-        if serves_all and len(lines) > 1:
-            said = tuple([f"{name}: {line.removeprefix(f'{name}: ')}" for line in lines])
+        said = program.last_words() if serves_all and len(lines) > 1 else ()
         last = f": {lines[-1]}" if lines and not said else ""
         why = how or f"ended with {status} before its agent had answered{last}"
         return [Missing(program.places, f"{name} {why}", said)]
@@ -366,10 +381,20 @@ class Starters:
         rank = program.start.node_rank
         name = program.name if rank is None else self._job.hosts[rank].name
         news: list[object] = [Notice("debug", f"{name}: {line}")]
+        if not program.is_ssh and not program.labels and any(mark in line for mark in GIVES_UP):
+            news.append(self._hear_ssh(program, line))
         label, status = _failed_host(line)
         if label in program.labels and status is not None:
             news.append(self._missing(program, program.labels[label], status))
         return news
+
+    def _hear_ssh(self, program: Starter, line: str) -> Missing:
+        """An ssh of this program gives up, and the program goes on. At best the line says on which host."""
+        words = "".join([" " if mark in ":@," else mark for mark in line.lower()]).split()
+        names = {place: bare(self._host(place)).rpartition("@")[2].lower() for place in program.places}
+        places = [place for place, name in names.items() if name in words]
+        why = unreachable(self._host(places[0]), [line], SSH_FAILED) if places else f"{program.name}: {line}"
+        return Missing(tuple(places) or program.places, why)
 
     def _hear_key(self, program: Starter, places: Sequence[int], number: str, key: str) -> list[object]:
         """Take a key that a host of these places has told, if the host is known. Each place has one key."""

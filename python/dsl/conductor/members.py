@@ -129,6 +129,10 @@ class Roster:
         one = self._known[place]
         return one.hello is None and not one.is_gone and not self.is_over
 
+    def is_lost(self, place: int) -> bool:
+        """Whether the member has not come, or is gone without a goodbye."""
+        return self._known[place].status == "missing" and not self._known[place].has_ended
+
     def missing(self) -> list[int]:
         """The places of members that have not come, or cannot take part."""
         ready = self.ready()

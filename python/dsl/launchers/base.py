@@ -36,6 +36,8 @@ class Agents(Record):
     """Variables that the agents need. Their values may be secret, so they never appear on a command line."""
     folder: str = ""
     """Directory for `Start.files`; the caller makes it, for this user alone."""
+    own_name: str = ""
+    """Name of the launching host."""
     environ: Pairs = ()
     """The environment of the launching command, which may have the user's settings for the launcher."""
     is_root: bool = False

@@ -26,6 +26,12 @@ CONNECT_TIMEOUT_S = 15
 SSH_FAILED = 255
 """Exit code of ssh when the connection itself fails."""
 
+GIVES_UP = (
+    *("ssh: ", "Host key verification failed", "Permission denied (", "Too many authentication failures"),
+    *("kex_exchange_identification: ", "Connection closed by ", "Connection reset by ", "banner exchange"),
+)
+"""Words of an ssh without a connection. Hydra's mpirun shows them and waits for ever: nothing else tells."""
+
 SILENCES = 3
 """Unanswered keep-alive messages after which ssh gives up; all of them fit into the heartbeat."""
 

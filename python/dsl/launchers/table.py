@@ -11,6 +11,7 @@ from dsl.launchers.openmpi import openmpi
 from dsl.launchers.pdsh import pdsh
 from dsl.launchers.slurm import slurm
 from dsl.launchers.ssh import ssh
+from dsl.machine.network import is_loopback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from dsl.facts import Facts
     from dsl.launchers.base import Launcher
-    from dsl.model.job import Job, Pairs
+    from dsl.model.job import Host, Job, Pairs
     from dsl.model.remote import LauncherName, Remote
 
 TABLE: dict[LauncherName, Launcher] = {
@@ -70,9 +71,10 @@ def starts_of(
     agents = Agents(
         words=words,
         python=facts.names.executable,
-        hosts=job.hosts,
+        hosts=_named_for(remote.launcher, job.hosts, facts.names.host),
         variables=variables,
         folder=folder,
+        own_name=facts.names.host,
         environ=tuple(facts.environ.items()),
         is_root=is_root,
         is_cuda=job.accelerator == "cuda",
@@ -81,6 +83,13 @@ def starts_of(
     if is_dry or not (remote.is_elastic or _detaches(job, remote)):
         return starts
     return (kept(starts, agents, 0 if remote.is_elastic else remote.fanout),)
+
+
+def _named_for(launcher: LauncherName, hosts: tuple[Host, ...], own: str) -> tuple[Host, ...]:
+    """The hosts. In mpirun's list this one needs its own name, by which the others reach it."""
+    if launcher in BY_SSH:
+        return hosts
+    return tuple([replace(one, name=own) if is_loopback(one.name) else one for one in hosts])
 
 
 def _detaches(job: Job, remote: Remote) -> bool:

@@ -10,7 +10,7 @@ from tests.support.events import a_plan
 from dsl._record import replace
 from dsl.agent import node
 from dsl.agent.node import AgentOptions, HeadLink, announcements, place_of
-from dsl.control.messages import Assignment
+from dsl.control.messages import Assignment, Refused
 from dsl.errors import DslError
 from dsl.machine.this_process import Console
 from dsl.model.job import Host, Job, MeetingPoint, Notice
@@ -45,6 +45,16 @@ def test_only_the_words_of_a_head_are_understood() -> None:
     assert (options.addresses, options.place, options.heartbeat_s) == (("a:1", "[::1]:2"), 3, 4.0)
     with pytest.raises(DslError, match="does not know '--x'"):
         AgentOptions(["--x"])
+
+
+def test_a_reason_not_to_start_is_sent_at_once_while_nothing_serves_the_connection() -> None:
+    link = Mock()
+    head = HeadLink(Mock(), link, Console())
+    head.refuse("dsl", "cannot start the process that watches the workers", 1)
+    assert [one.args for one in link.send_now.mock_calls] == [
+        (Refused("cannot start the process that watches the workers", 1),)
+    ]
+    link.send.assert_not_called()
 
 
 @pytest.mark.parametrize(

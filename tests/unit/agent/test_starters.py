@@ -164,6 +164,38 @@ def test_a_launcher_that_fails_is_quoted() -> None:
     assert mpirun.starters.why_lost == "mpirun has ended with 3: mpirun: stopped"
 
 
+@pytest.mark.parametrize(
+    "line, places, why",
+    [
+        ("ssh: Could not resolve hostname N1: Name or service not known", (1,), "cannot be reached: ssh: "),
+        ("ssh: connect to host n0 port 22: Connection refused", (0,), "`ssh n0 true`"),
+        ("pat@n1: Permission denied (publickey).", (1,), "Permission denied"),
+        ("Host key verification failed.", (0, 1), "mpirun: Host key verification failed."),
+    ],
+)
+def test_an_mpirun_that_goes_on_without_a_host_is_understood(
+    line: str, places: tuple[int, ...], why: str
+) -> None:
+    mpirun = Stage(MPIRUN)
+    assert mpirun.says(0, b"[mpiexec] hello\n") == []
+    ((found, text),) = missing(mpirun.says(0, line.encode() + b"\n"))
+    assert found == places
+    assert why in text
+
+
+def test_the_last_words_of_programs_and_of_the_hosts_that_are_missing() -> None:
+    mpirun, pdsh, ssh = Stage(MPIRUN), Stage(PDSH), Stage(*SSH)
+    mpirun.says(0, b"mpirun: waiting\nfor a proxy\n")
+    assert mpirun.starters.last_words(()) == []
+    assert mpirun.starters.last_words((1,)) == ["mpirun: waiting", "mpirun: for a proxy"]
+    mpirun.starters.told.add(1)  # by what has followed from the end of the program
+    assert mpirun.starters.last_words((1,)) == []
+    pdsh.says(0, b"n0: fine\nn1: Traceback\nn1: ImportError: x\n")
+    assert pdsh.starters.last_words((1,)) == ["n1: Traceback", "n1: ImportError: x"]
+    ssh.says(1, b"Killed\n")
+    assert ssh.starters.last_words((1,)) == ["n1: Killed"]
+
+
 def test_the_end_of_a_program_for_all_hosts_is_told_as_it_was() -> None:
     assert Stage(PDSH).exits(0, signal=9) == [Killed("pdsh was killed by SIGKILL (signal 9)")]
     assert Stage(PDSH).exits(0, signal=15, by_us=True) == []

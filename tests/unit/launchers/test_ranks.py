@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.launchers import FOLDER, start
+from tests.support.machine import make_facts
+from tests.support.requests import make_request
+
+from dsl.errors import HostNameError
+from dsl.launchers.table import starts_of
+from dsl.plan.job import plan_job
 
 if TYPE_CHECKING:
     from dsl.model.remote import LauncherName
@@ -139,6 +145,29 @@ def test_open_mpi_reaches_another_port() -> None:
     assert words[place - 1 : place + 2] == ("--mca", "plm_rsh_args", "-p 7")
     own = ("--mca", "plm_rsh_args", "-v")
     assert "-p 7" not in start("openmpi", EQUAL, ssh_port=7, args=own).argv
+
+
+def test_open_mpi_has_one_user_for_all_other_hosts() -> None:
+    one = start("openmpi", {"me": 1, "pat@b": 1, "pat@c": 2}, own_name="me", ssh_port=7)
+    assert one.argv[one.argv.index("plm_rsh_args") + 1] == "-l pat -p 7"
+    assert one.files[0][1].split() == ["me", "b", "c", "c"]  # its mapper knows no host pat@b
+    for slots in ({"b": 1, "pat@c": 1}, {"kim@b": 1, "pat@c": 1}):
+        with pytest.raises(HostNameError, match="with different users"):
+            start("openmpi", slots, own_name="me")
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "slurm"])
+def test_this_machine_has_its_own_name_in_a_list_by_which_hosts_find_each_other(launcher: str) -> None:
+    files = {"H": "localhost slots=1\n127.0.0.2 slots=1\nbeta slots=1\n"}
+    facts = make_facts(files=files, host="head")
+    planned = plan_job(make_request("deepspeed", hostfile="H", launcher=launcher), facts)
+    assert planned.remote is not None
+    (one,) = starts_of(planned.job, planned.remote, facts, is_root=False)
+    shown = (
+        " ".join([*one.argv, *[text for _, text in one.files]]).replace(",", " ").replace(":1", "").split()
+    )
+    assert [shown.count(name) for name in ("localhost", "127.0.0.2", "head", "beta")] == [0, 0, 2, 1]
+    assert [host.name for host in planned.job.hosts] == ["localhost", "127.0.0.2", "beta"]
 
 
 def test_settings_for_mvapich_are_the_users_if_he_makes_them() -> None:
