@@ -10,12 +10,13 @@ from tests.support.machine import make_facts
 
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.plan.remote import remote_variables
+from dsl.resources.exports import MARK
 
 # Env files that DeepSpeed refuses with a traceback, or takes the quotation marks of.
 OURS: dict[tuple[str, ...], dict[str, str]] = {
     ("A=1\n\nB=2\n",): {"A": "1", "B": "2"},
     ("# note\n",): {},
-    ("A=b # c\nB='q'\nC=$HOME\nD=\n",): {"A": "b # c", "B": "q", "C": "$HOME", "D": ""},
+    ("A=b # c\nB='q'\nC=$HOME\nD=\n",): {"A": "b # c", "B": "q", "C": f"{MARK}HOME{MARK}", "D": ""},
 }
 PLACES = {"HOME": "/home/me/.deepspeed_env", "CWD": "CWD/.deepspeed_env", "ABSOLUTE": "/ABSOLUTE"}
 
