@@ -17,7 +17,7 @@ from dsl.control.hub import KEY_BYTES
 from dsl.errors import JobFormatError, LauncherError
 from dsl.launchers.agent_command import bare
 from dsl.launchers.base import ENDED, plan_starts
-from dsl.launchers.ssh import GIVES_UP, SSH_FAILED
+from dsl.launchers.ssh import DENIED, GIVES_UP, SSH_FAILED
 from dsl.launchers.table import BY_SSH
 from dsl.lists import TASKS, parse_number
 from dsl.model.codec import from_line, to_line
@@ -381,7 +381,7 @@ class Starters:
         rank = program.start.node_rank
         name = program.name if rank is None else self._job.hosts[rank].name
         news: list[object] = [Notice("debug", f"{name}: {line}")]
-        if not program.is_ssh and not program.labels and any(mark in line for mark in GIVES_UP):
+        if not (program.is_ssh or program.labels) and (line.startswith(GIVES_UP) or DENIED in line):
             news.append(self._hear_ssh(program, line))
         label, status = _failed_host(line)
         if label in program.labels and status is not None:

@@ -27,10 +27,11 @@ SSH_FAILED = 255
 """Exit code of ssh when the connection itself fails."""
 
 GIVES_UP = (
-    *("ssh: ", "Host key verification failed", "Permission denied (", "Too many authentication failures"),
-    *("kex_exchange_identification: ", "Connection closed by ", "Connection reset by ", "banner exchange"),
+    *("ssh: ", "Host key verification failed", "kex_exchange_identification: "),
+    *("Connection closed by ", "Connection reset by ", "Connection timed out during banner exchange"),
 )
-"""Words of an ssh without a connection. Hydra's mpirun shows them and waits for ever: nothing else tells."""
+DENIED = ": Permission denied ("
+"""First words, and words after a host, of an ssh that fails. Hydra's mpirun shows them and waits for ever."""
 
 SILENCES = 3
 """Unanswered keep-alive messages after which ssh gives up; all of them fit into the heartbeat."""
