@@ -29,6 +29,7 @@ __all__ = [
     "Hub",
     "Killing",
     "LaunchSpec",
+    "Leftovers",
     "LimitError",
     "Link",
     "LogNotice",

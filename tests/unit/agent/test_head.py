@@ -144,7 +144,8 @@ def test_a_head_without_its_guard_waits_for_no_reader(monkeypatch: pytest.Monkey
     pdsh.hears(*[(link, message) for link in links for message in (a_report(0, 0), Bye(0))])
     pdsh.hub.drain.return_value = False
     pdsh.head.enter(Mock(wait=Mock(return_value=[])))
-    monkeypatch.setattr(os, "getppid", lambda: 1)
+    another = os.getppid() + 1
+    monkeypatch.setattr(os, "getppid", lambda: another)
     pdsh.hub.drain.reset_mock()
     pdsh.head.hear(Mock(spec=Ended))
     assert pdsh.hub.drain.call_count == 1
