@@ -243,6 +243,7 @@ impl Namesake {
         std::fs::create_dir_all(&folder).unwrap();
         let program = folder.join(name);
         std::fs::copy("/bin/sleep", &program).unwrap();
+        #[expect(clippy::disallowed_types, reason = "the process here is no worker")]
         let child = std::process::Command::new(&program).arg("60").spawn().unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         Self(child)
