@@ -69,6 +69,8 @@ class OutputPlan(Record):
 
 
 NO_FILES = LogPlace()
+SHOWN = [Route(console=1), Route(console=2)]
+"""Streams of a worker that are shown and go nowhere else."""
 
 
 def plan_output(
@@ -174,6 +176,7 @@ def _routes(
     shown = _shown(request, count)
     files = _files(request, count, folder)
     alone = count == 1 and not console.is_relayed and request.tag != "always" and not searched
+    joins = console.is_one and not searched
     routes: list[tuple[Route, Route | None]] = []
     for local_rank in range(count):
         streams = []
@@ -185,9 +188,8 @@ def _routes(
             ours = Route(inherit=True, terminal=kind == "terminal")
             prefix = tee_prefixes[local_rank] if tee_prefixes and path is not None and tee else None
             streams.append(ours if inherits else _route(path, show, stream, kind, prefix))
-        are_shown = streams == [Route(console=1), Route(console=2)]
         # One pipe keeps the order of what the worker writes to both.
-        is_one = console.is_one and are_shown and not searched
+        is_one = joins and streams == SHOWN
         routes.append((streams[0], None if is_one else streams[1]))
     return routes
 
