@@ -16,7 +16,7 @@ import os, sys
 import dsl, select
 print("worker", dsl.WHOSE, select.WHOSE, os.environ.get("RANK"), flush=True)
 """
-SHADOWS = ("select.py", "psutil.py", "json.py", "copy.py", "argparse.py", "glob.py")
+SHADOWS = ("select.py", "json.py", "copy.py", "argparse.py", "glob.py")
 COMMANDS = (
     "dsl",
     "dsl-attach",

@@ -22,13 +22,15 @@ LIMIT = 70
 WORKER = """
 import os, sys, time
 folder, end = sys.argv[1:]
+pids = []
 if os.environ["RANK"] == "0":
     while True:
         try:
-            if os.fork() == 0:
-                time.sleep(600)
+            pids.append(os.fork())
         except OSError:
             break
+        if pids[-1] == 0:
+            time.sleep(600)
 open(f"{folder}/full.{os.environ['RANK']}", "w").close()
 while not os.path.exists(f"{folder}/gate"):
     time.sleep(0.01)
@@ -37,6 +39,9 @@ if end == "raise" and os.environ["RANK"] == "1":
     raise ValueError("bad batch")
 while end == "raise":
     time.sleep(600)
+for pid in pids:
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
 os._exit(0)
 """
 
