@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.proc, pytest.mark.timeout(120)]
 
 SCRIPT = """\
 import os, sys
-import dsl, select
-print("worker", dsl.WHOSE, select.WHOSE, os.environ.get("RANK"), flush=True)
+import dsl, glob
+print("worker", dsl.WHOSE, glob.WHOSE, os.environ.get("RANK"), flush=True)
 """
 SHADOWS = ("select.py", "json.py", "copy.py", "argparse.py", "glob.py")
 COMMANDS = (
