@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def state_of(worker: WorkerSpec, path: Path) -> dict[str, Any]:
 def test_a_worker_has_what_an_executed_one_has(testchild: Path, tmp_path: Path) -> None:
     """Streams, kept descriptors and no others, directory, CPUs, memory policy, limits, signals, environment."""
     read, write = os.pipe()
-    kept = os.dup2(write, 77, inheritable=False)
+    kept = fcntl(write, F_DUPFD_CLOEXEC, 700)
     (tmp_path / "input").write_text("x")
     path = tmp_path / "state"
     cpu = min(os.sched_getaffinity(0))
@@ -108,7 +109,7 @@ def test_a_worker_has_what_an_executed_one_has(testchild: Path, tmp_path: Path) 
     plain, fork = state(None, 0), state(0, 1)
     for fd in (read, write, kept):
         os.close(fd)
-    assert sorted(fork["fds"], key=int) == ["0", "1", "2", str(read), "77"]
+    assert sorted(fork["fds"], key=int) == ["0", "1", "2", str(read), str(kept)]
     assert plain == fork
 
 
