@@ -181,7 +181,7 @@ def test_another_interpreter_without_torch_is_found(hosts: Cluster, doctor: Doct
     for name in ("bare", "other"):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / name], check=True)
         (site,) = (tmp_path / name).glob("lib/python*/site-packages")
-        for package in ("dsl", "psutil"):
+        for package in ("dsl", "dsl_launcher", "psutil"):
             (site / package).symlink_to(own / package)
         pythons[name] = tmp_path / name / "bin" / "python"
     fake = site / "torch"
