@@ -76,7 +76,9 @@ def test_problems_of_all_kinds_are_told_at_once(hosts: Cluster, refused: Refused
     foreign, bare, absent, unknown = sorted(refused(1, hostfile))
     assert foreign.startswith("host node0: it has dsl 9.9, this host has ")
     assert bare.startswith("host node1: its agent did not start: ")
-    assert bare.endswith("No module named 'dsl_launcher') (exit code 1), install the same version of dsl there")
+    assert bare.endswith(
+        "No module named 'dsl_launcher') (exit code 1), install the same version of dsl there"
+    )
     assert absent.startswith("host node2: its agent did not start: ")
     assert "/nosuch/python: " in absent  # in the words of a shell
     assert "(exit code 127), the same interpreter has to be there" in absent
