@@ -61,7 +61,7 @@ class Job:
         self.process = self._start(place, inside)
 
     def _start(self, place: Place, inside: Arena | None) -> subprocess.Popen[bytes]:
-        line = place.command("train.py", workers=2)
+        line = place.command("--grace=2", "train.py", workers=2)
         more = {COOKIE: self.cookie}
         if inside is not None:
             line = inside.inside(line)
