@@ -74,6 +74,7 @@ def test_a_healthy_machine_has_no_finding_and_nothing_is_started(machine: Machin
 
 
 @ROOT
+@pytest.mark.needs_program("ip")
 def test_a_container_of_its_own_is_healthy(machine: Machine) -> None:
     """Namespaces of mounts, network and host name, as a container has them."""
     steps = ("ip link set lo up", "hostname box", "mount -t tmpfs -o size=1g none /dev/shm")

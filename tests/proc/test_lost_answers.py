@@ -18,7 +18,9 @@ ANSWERS = (
     *("dsl-attach --version", "dsl-wait --help", "dsl-stacks --version", "dsl-ssh --help"),
     *("dsl --num_gpus 1 --dry-run train.py", "dsl --num_gpus 1 --dry-run-json train.py"),
     *("dslrun --dry-run-json train.py", "dsl --num_gpus 1 --doctor train.py", "dslrun --doctor train.py"),
-    "dsl --hostfile hosts --no_ssh_check --dry-run-json train.py",
+    pytest.param(
+        "dsl --hostfile hosts --no_ssh_check --dry-run-json train.py", marks=pytest.mark.needs_program("ssh")
+    ),
 )
 CONFIG = """{"elasticity": {"enabled": true, "max_train_batch_size": 8, "micro_batch_sizes": [1, 2], "min_gpus": 1,
 "max_gpus": 4, "min_time": 0, "version": 0.1}}"""
