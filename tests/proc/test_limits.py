@@ -33,7 +33,9 @@ def test_too_few_descriptors(dsl_command: Path, testchild: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("place", ["two", "one"])
-@pytest.mark.parametrize("method, limit", [("spawn", 64), ("forkserver", 84)])
+@pytest.mark.parametrize(
+    "method, limit", [("spawn", 64), pytest.param("forkserver", 84, marks=pytest.mark.needs_pidfd)]
+)
 def test_with_few_descriptors_workers_write_straight_to_the_console(
     method: str, limit: int, place: str, dsl_command: Path, tmp_path: Path
 ) -> None:
