@@ -286,17 +286,12 @@ class Agent:
         self._begin_s = time.monotonic()
         if plan.hang_timeout_s is not None or self._metrics is not None:
             self._settle(supervisor)  # now there is a thread to be had
-        lacks = ""
-        for is_last in (False, True):
-            try:
-                supervisor.start(self._spec_of(with_few_pipes(plan), numbers) if lacks else self._spec)
-                break
-            except LimitError as error:
-                if is_last:
-                    raise
-                lacks = f"{error}; until then they write straight to the console, untagged"
-        if lacks:
-            self._tell(Notice("warning", lacks))
+        try:
+            supervisor.start(self._spec)
+        except LimitError as error:
+            supervisor.start(self._spec_of(with_few_pipes(plan), numbers))
+            text = f"{error}; until then they write straight to the console, untagged"
+            self._tell(Notice("warning", text))
         self._tell(AttemptStarted(self._plan))
         if not self._is_settled:
             self._take_in(supervisor, *self._wait(supervisor, 0.0 if plan.fork_servers else SETTLE_S))

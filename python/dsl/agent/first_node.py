@@ -193,10 +193,11 @@ class FirstNode:
     def send(self, message: object) -> None:
         """Tell the conductor something."""
         orders = self._conductor.hear(0, message, time.monotonic())
-        for order in orders if isinstance(message, Preempted) else ():
-            if isinstance(order, Speak):  # the user here knows
-                self._tell_others(order.notice)
-                orders.remove(order)
+        if isinstance(message, Preempted):  # the user here knows
+            for order in orders:
+                if isinstance(order, Speak):
+                    self._tell_others(order.notice)
+            orders = [order for order in orders if not isinstance(order, Speak)]
         self._obey(orders)
 
     def hear(self, event: object) -> None:

@@ -177,7 +177,7 @@ class Starters:
         """Orders that the keeper has not taken, one for each place, and one about the end."""
         self._retry_s: float | None = None
         self.told: set[int] = set()
-        """Places of which the user has heard why no agent has come."""
+        """Places for which the user was told why no agent has come."""
         self._keyed: set[int] = set()
         """Places whose agents have told their keys."""
         self._has_warned = False

@@ -32,8 +32,11 @@ def clear_segments(exits: Sequence[Exit], folder: str = FOLDER) -> list[str]:
     since_ns = min([one.started_ns for one in killed.values()], default=0)
     is_first = os.stat("/proc/self/ns/pid").st_ino == FIRST_NAMESPACE
     found: dict[str, bool] = {}
-    for entry in os.scandir(folder) if killed else ():
-        about, end = entry.stat(follow_symlinks=False), entry.name
+    for entry in os.scandir(folder) if killed and os.path.isdir(folder) else ():
+        try:
+            about, end = entry.stat(follow_symlinks=False), entry.name
+        except FileNotFoundError:  # another job has removed it meanwhile
+            continue
         for begin in WITH_PID:
             end = end.removeprefix(begin)
         maker = killed.get(parse_number(end.partition("_")[0]) or 0) if end != entry.name else None
@@ -43,7 +46,8 @@ def clear_segments(exits: Sequence[Exit], folder: str = FOLDER) -> list[str]:
     left = sorted(found.keys() - _used(folder)) if found else []
     removed = [path for path in left if found[path]]
     for path in removed:
-        os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
     left = [path for path in left if not found[path]]
     lines = [f"removed shared memory that killed ranks had left: {name_few(removed)}"] if removed else []
     why = "killed ranks may have left shared memory, remove what no other job needs"

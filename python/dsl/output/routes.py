@@ -82,11 +82,12 @@ def plan_output(
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
     """
     count = len(shown.ranks)
-    stdin, seen = _stdin(request.stdin, shown.ranks, shown.world_size), _shown(request, count)
-    if console.stdin_is_terminal and stdin is not None and not seen[stdin]:  # nobody would see its prompt
-        if request.stdin:
+    stdin = _stdin(request.stdin, shown.ranks, shown.world_size)
+    if console.stdin_is_terminal and stdin is not None:
+        seen = _shown(request, count)
+        if not seen[stdin] and request.stdin:  # nobody would see its prompt
             request = replace(request, local_ranks=f"{request.local_ranks},{stdin}")
-        elif True in seen:
+        elif not seen[stdin] and True in seen:
             stdin = seen.index(True)
     words = _words(request)
     attempt_dir = None if place.run_dir is None else f"{place.run_dir}/attempt_{place.attempt}"

@@ -78,3 +78,4 @@ def test_where_not_all_processes_can_be_seen_nothing_is_removed(
 def test_nothing_is_looked_for_if_no_rank_was_killed(tmp_path: Path) -> None:
     _segment(tmp_path, "torch_1001_1_0")
     assert clear_segments([_exit(1, code=3)], str(tmp_path / "missing")) == []
+    assert clear_segments([_exit(1, signal=9)], str(tmp_path / "missing")) == []
