@@ -172,8 +172,8 @@ def test_a_hostfile_may_come_by_a_pipe_and_variables_are_filled_in_on_the_host(
     command = f"{dsl_command} -H <(printf '%s\\n' {lines}) --launcher ssh --no_local_rank {script}"
     result = hosts[0].run(["bash", "-c", command], env=CPU, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    shown = sorted(line.split() for line in result.stdout.splitlines())
-    assert [[words[0], words[2], words[-1]] for words in shown] == [
+    shown = [line.split() for line in result.stdout.splitlines()]
+    assert sorted([words[0], words[2], words[-1]] for words in shown) == [
         [f"/efa/{hosts[0].address}", hosts[place].address, "pa$$word"] for place in (1, 2)
     ]
 
