@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from dsl._core import Ended, Event, Exited, LaunchSpec, Started, Stdio, Supervisor, WorkerSpec
+from dsl import Ended, Event, Exited, LaunchSpec, Started, Stdio, Supervisor, WorkerSpec
 
 
 class Reader:

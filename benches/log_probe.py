@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from dsl._core import Ended, Exited, LaunchSpec, Started, Stdio, Supervisor, WorkerSpec
+from dsl import Ended, Exited, LaunchSpec, Started, Stdio, Supervisor, WorkerSpec
 
 
 def pass_on(workers: int, directory: str, program: list[str]) -> None:

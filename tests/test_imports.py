@@ -19,10 +19,10 @@ TOOLS = ("kit", "benches", "scripts")
 # Rooms from the ground up: a module imports from its own room and from those before it. Whatever a module names in
 # its text counts, also inside a function and for the type checker alone.
 ROOMS = (
-    *("errors", "_record", "_own_process", "lists", "printable", "signals"),
+    *("errors", "_record", "events", "spec", "_own_process", "lists", "printable", "signals"),
     *("elasticity", "model", "resources", "machine"),
     *("devices", "facts", "forkserver", "binding", "output", "rendezvous", "plan", "launchers", "control"),
-    *("doctor", "conductor", "observe", "report", "evidence", "spec", "agent", "functions", "autotune"),
+    *("doctor", "conductor", "observe", "report", "evidence", "agent", "functions", "autotune"),
     "cli",
     *("__main__", "run", "launch", "runner"),
 )
@@ -33,15 +33,8 @@ MAY_IMPORT_EXTENSION = {
     "dsl.forkserver.warm",
     "dsl.machine.sockets",
     "dsl.observe.warm_servers",
-    *(
-        "dsl",
-        "dsl.spec",
-        "dsl.machine.ports",
-        "dsl.machine.this_process",
-        "dsl.control.hub",
-        "dsl.agent.statuses",
-        "dsl.report.survey",
-    ),
+    *("dsl", "dsl.machine.ports", "dsl.machine.this_process", "dsl.control.hub", "dsl.agent.statuses"),
+    "dsl.report.survey",
     "dsl.doctor.look",
     *(
         "dsl.forkserver.become",

@@ -20,35 +20,35 @@ if (
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 from dsl._core import (
-    EVENT_VERSION,
     BindingError,
+    EngineError,
+    Guard,
+    LimitError,
+    SpecError,
+    Supervisor,
+    __version__,
+)
+from dsl.events import (
+    EVENT_VERSION,
     Called,
     Ended,
-    EngineError,
     Event,
     Exit,
     Exited,
     ForkServerLost,
     ForkServerReady,
     ForkServerSlow,
-    Guard,
     GuardOutcome,
     Killing,
-    LaunchSpec,
     Leftovers,
-    LimitError,
     LogNotice,
     Output,
     SignalReceived,
-    SpecError,
     Started,
-    Stdio,
     Stopping,
-    Supervisor,
     Unbound,
-    WorkerSpec,
-    __version__,
 )
+from dsl.spec import LaunchSpec, Stdio, WorkerSpec
 
 __all__ = [
     "EVENT_VERSION",

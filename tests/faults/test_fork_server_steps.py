@@ -12,16 +12,8 @@ from kit.waiting import until
 from tests.support.fork_server import Command, forked, server, server_pids
 from tests.support.group import Group
 
-from dsl._core import (
-    Exited,
-    ForkServerLost,
-    Output,
-    Started,
-    Stdio,
-    Stopping,
-    WorkerSpec,
-    kernel_interfaces,
-)
+from dsl import Exited, ForkServerLost, Output, Started, Stdio, Stopping, WorkerSpec
+from dsl._core import kernel_interfaces
 
 pytestmark = pytest.mark.skipif(bool(kernel_interfaces()["pidfd"]), reason="needs a kernel with pidfds")
 
@@ -54,7 +46,7 @@ def test_what_happens_while_a_server_is_frozen_is_heard_of(
         group.until(lambda group: bool(group.of(Output)))
         group.supervisor.stop()
         ended = group.finish()
-    assert ended.survivors == []
+    assert ended.survivors == ()
     assert group.of(ForkServerLost) == []
     started = {event.worker for event in group.of(Started)}
     assert len(started) < 6
@@ -123,7 +115,7 @@ def test_a_server_that_hangs_is_waited_for_once(testchild: Path) -> None:
     with Group([forked(testchild, "pause")] * 3, servers=[server("sleep@after")]) as group:
         group.all_started()
         group.supervisor.stop()
-        assert group.finish().survivors == []
+        assert group.finish().survivors == ()
         assert {exit_.signal for exit_ in group.exits().values()} == {signal.SIGTERM}
         assert [event.text for event in group.of(ForkServerLost)] == ["did not tell of a death in 2 s"]
         group.again([forked(testchild, "exit", "0")])
@@ -148,7 +140,7 @@ def test_a_server_that_is_killed_at_a_step_is_named_and_nothing_is_left(testchil
         group.supervisor.kill()
         ended = group.finish()
     assert [event.text for event in group.of(ForkServerLost)] == ["was ended by signal 9"]
-    assert ended.survivors == []
+    assert ended.survivors == ()
     assert sorted(group.exits()) == list(range(6))
     if Stopping in kinds:
         assert ended.first_failure is not None

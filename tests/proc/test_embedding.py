@@ -18,7 +18,7 @@ from kit.waiting import until
 from tests.support.group import Group
 from tests.support.jobs import TOKEN
 
-from dsl._core import BindingError, Ended, EngineError, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
+from dsl import BindingError, Ended, EngineError, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
 
 pytestmark = pytest.mark.engine
 

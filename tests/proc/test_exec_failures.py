@@ -11,7 +11,7 @@ from tests.support.command import dsl_line
 from tests.support.group import Group
 from tests.support.jobs import running
 
-from dsl._core import Started, WorkerSpec
+from dsl import Started, WorkerSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G2", "G3")]
 

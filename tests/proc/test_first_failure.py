@@ -10,7 +10,7 @@ from tests.support.command import dsl_line
 from tests.support.group import Group
 from tests.support.jobs import running
 
-from dsl._core import WorkerSpec
+from dsl import WorkerSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G3")]
 

@@ -18,7 +18,7 @@ from kit.waiting import until
 from tests.support.fork_server import Command, forked, leaver, server, server_pids
 from tests.support.group import Group
 
-from dsl._core import (
+from dsl import (
     Ended,
     Exited,
     ForkServerLost,
@@ -29,8 +29,8 @@ from dsl._core import (
     Stdio,
     Stopping,
     WorkerSpec,
-    kernel_interfaces,
 )
+from dsl._core import kernel_interfaces
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 
@@ -208,7 +208,7 @@ def test_a_worker_that_cannot_enter_ends_though_the_program_was_forked_meanwhile
         try:
             os.kill(pid, signal.SIGCONT)
             ended = group.finish()
-            assert (ended.stragglers, ended.survivors) == (0, [])
+            assert (ended.stragglers, ended.survivors) == (0, ())
             until(lambda: processes.children(pid) == [])
         finally:
             os.kill(child, signal.SIGKILL)
@@ -223,7 +223,7 @@ def test_64_workers_are_children_of_the_server_and_another_group_has_the_same(te
         first = group.all_started()
         group.supervisor.stop()
         ended = group.finish()
-        assert (ended.stragglers, ended.survivors, ended.first_failure) == (0, [], None)
+        assert (ended.stragglers, ended.survivors, ended.first_failure) == (0, (), None)
         assert {exit_.signal for exit_ in group.exits().values()} == {15}
         servers = server_pids()
         group.again(workers)
@@ -293,7 +293,7 @@ def test_what_a_worker_leaves_behind_is_ended_and_the_server_is_not(
         ended = group.finish()
         process = processes.find(int(left.read_text()))
         assert process is None or process.state in "ZX"
-        assert (ended.stragglers, ended.survivors) == (1, [])
+        assert (ended.stragglers, ended.survivors) == (1, ())
         if FORKS:
             servers = server_pids()
             group.again([forked(testchild, "pause")])
@@ -315,7 +315,7 @@ def test_what_the_server_has_started_for_itself_ends_with_it_and_not_with_a_grou
         (helper,) = until(helpers)
         group.supervisor.kill()
         ended = group.finish()
-        assert (ended.stragglers, ended.survivors) == (0, [])
+        assert (ended.stragglers, ended.survivors) == (0, ())
         assert processes.alive(helper)
         assert server_pids() == [pid]
     until(lambda: not processes.alive(helper))
@@ -338,7 +338,7 @@ def test_without_a_server_the_workers_are_executed_and_told_why_once(
     with Group([forked(testchild, "pause")] * 3, servers=[server(mode)]) as group:
         assert parents(group) == {os.getpid()}
         group.supervisor.stop()
-        assert group.finish().survivors == []
+        assert group.finish().survivors == ()
         lost = [event.text for event in group.of(ForkServerLost)]
         assert lost == [text if FORKS else "cannot be watched: this kernel has no pidfds"]
         group.again([forked(testchild, "exit", "0")])
@@ -369,7 +369,7 @@ def test_a_server_that_is_stopped_while_it_imports_is_done_without(testchild: Pa
     """At the second look that finds it so: a debugger that stops it for a moment is no reason."""
     with Group([forked(testchild, "exit", "0")], servers=[server("freeze@ready")], slow_s=0.2) as group:
         ended = group.finish()
-        assert (ended.first_failure, ended.survivors) == (None, [])
+        assert (ended.first_failure, ended.survivors) == (None, ())
         assert [type(event) for event in group.events[:2]] == [ForkServerSlow, ForkServerLost]
         assert [event.text for event in group.of(ForkServerLost)] == ["was stopped and did not go on"]
         # It is killed when it is given up, and may end later than the group.
@@ -414,7 +414,7 @@ def test_a_server_that_is_killed_takes_its_workers_along_and_the_cause_is_told_f
     assert kinds.index(ForkServerLost) < kinds.index(Exited) < kinds.index(Stopping)
     assert {exit_.signal for exit_ in group.exits().values()} == {9}
     assert ended.first_failure is not None
-    assert ended.survivors == []
+    assert ended.survivors == ()
 
 
 @needs_forks
@@ -425,7 +425,7 @@ def test_a_server_that_is_stopped_goes_on_when_its_workers_are_told_to_end(testc
         (pid,) = server_pids()
         os.kill(pid, signal.SIGSTOP)
         group.supervisor.stop()
-        assert group.finish().survivors == []
+        assert group.finish().survivors == ()
         assert {exit_.signal for exit_ in group.exits().values()} == {signal.SIGTERM}
         assert group.of(ForkServerLost) == []
 
@@ -436,7 +436,7 @@ def test_a_server_that_dies_while_it_forks_loses_no_worker(testchild: Path) -> N
     with Group([forked(testchild, "pause")] * 6, servers=[server("die@answer")]) as group:
         group.until(lambda group: bool(group.of(ForkServerLost)))
         group.supervisor.kill()
-        assert group.finish().survivors == []
+        assert group.finish().survivors == ()
         assert sorted(event.exit.worker for event in group.of(Exited)) == list(range(6))
         assert [event.text for event in group.of(ForkServerLost)] == ["was ended by signal 9"]
 

@@ -16,7 +16,7 @@ from tests.support.group import Group
 from tests.support.jobs import running
 from tests.support.warm import Place
 
-from dsl._core import Stdio, WorkerSpec
+from dsl import Stdio, WorkerSpec
 
 pytestmark = pytest.mark.engine
 

@@ -13,7 +13,7 @@ from kit import processes
 from kit.waiting import until
 from tests.support.group import Group
 
-from dsl._core import (
+from dsl import (
     Ended,
     EngineError,
     Event,
@@ -41,7 +41,7 @@ def test_each_worker_starts_once_ends_once_and_the_group_ends_last(testchild: Pa
             i for i, e in enumerate(group.events) if isinstance(e, Exited) and e.exit.worker == worker
         )
         assert started < exited
-    assert (ended.first_failure, ended.stop_signal, ended.stragglers, ended.survivors) == (None, None, 0, [])
+    assert (ended.first_failure, ended.stop_signal, ended.stragglers, ended.survivors) == (None, None, 0, ())
 
 
 def test_an_exit_tells_code_times_and_resources(testchild: Path) -> None:
@@ -241,7 +241,7 @@ def test_what_a_worker_leaves_behind_is_ended_and_counted(testchild: Path, tmp_p
     with Group([[str(testchild), "child", "[", *left, "]", "wait", str(pid_file), "exit", "0"]]) as group:
         ended = group.finish()
     assert ended.stragglers == 1
-    assert ended.survivors == []
+    assert ended.survivors == ()
     process = processes.find(int(pid_file.read_text()))
     assert process is None or not processes.alive(process)
 

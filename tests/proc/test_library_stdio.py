@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.group import Group
 
-from dsl._core import Output, SpecError, Stdio, WorkerSpec
+from dsl import Output, SpecError, Stdio, WorkerSpec
 
 pytestmark = pytest.mark.engine
 

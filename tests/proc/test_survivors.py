@@ -58,7 +58,7 @@ def test_what_would_not_die_is_described_with_where_it_waits(
         wchan = Path(f"/proc/{pid}/wchan").read_text()
         group.supervisor.kill()
         ended = group.finish(timeout_s=20.0)
-    assert ended.survivors == [(pid, "D", "dsl-testchild", wchan, None)]
+    assert ended.survivors == ((pid, "D", "dsl-testchild", wchan, None),)
     assert ended.to_dict()["survivors"] == [
         {"pid": pid, "state": "D", "name": "dsl-testchild", "wchan": wchan, "errno": None}
     ]

@@ -14,7 +14,8 @@ from kit.waiting import until
 from tests.support.fork_server import server, server_pids
 from tests.support.group import Group
 
-from dsl._core import ForkServerLost, Stdio, WorkerSpec, kernel_interfaces
+from dsl import ForkServerLost, Stdio, WorkerSpec
+from dsl._core import kernel_interfaces
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 

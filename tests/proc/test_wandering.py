@@ -18,7 +18,7 @@ from tests.support.command import dsl_line
 from tests.support.group import Group
 from tests.support.jobs import complete_lines, running
 
-from dsl._core import LaunchSpec, Output, Stdio, Supervisor, WorkerSpec
+from dsl import LaunchSpec, Output, Stdio, Supervisor, WorkerSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 
@@ -69,7 +69,7 @@ def test_a_child_with_a_session_and_an_environment_of_its_own_ends_with_its_work
         end(group.supervisor)
         ended = group.finish()
         assert not processes.alive(left)
-        assert ended.survivors == []
+        assert ended.survivors == ()
 
 
 def test_a_stranger_that_writes_to_the_pipe_of_a_worker_does_not_keep_the_group(

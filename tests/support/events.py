@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
-from unittest.mock import Mock
 
 from dsl import Ended, Event, Exit, Exited, Leftovers, SignalReceived, Stopping
 from dsl._record import replace
@@ -51,30 +50,29 @@ def an_exit(
         status = 127 if number == 2 else 126
     if stage == "cancelled":
         status = 143
-    fields: Any = Mock(
-        spec=Exit,
+    return Exit(
         worker=worker,
         pid=0 if failed_at else 1000 + worker,
         code=code,
         signal=signal,
-        status=status,
         core_dumped=core,
-        caused_by_stop=by_us,
-        ended_ns=int(at_ms * MS),
-        started_ns=0,
-        order=worker,
-        max_rss_bytes=512 << 20,
         exec_stage=stage,
         exec_errno=number,
         exec_path=path,
+        status=status,
+        order=worker,
+        caused_by_stop=by_us,
+        cpu_user_s=0.0,
+        cpu_system_s=0.0,
+        max_rss_bytes=512 << 20,
+        started_ns=0,
+        ended_ns=int(at_ms * MS),
     )
-    return fields  # type: ignore[no-any-return]
 
 
 def exited(exit_: Exit) -> Event:
     """The event of one exit."""
-    event: Any = Mock(spec=Exited, exit=exit_)
-    return event  # type: ignore[no-any-return]
+    return Exited(exit_)
 
 
 def end(
@@ -85,23 +83,20 @@ def end(
     shown_since: int | None = None,
 ) -> Ended:
     """The last event of a group."""
-    event: Any = Mock(
-        spec=Ended,
+    return Ended(
         first_failure=first_failure,
         stop_signal=stop_signal,
-        survivors=list(survivors),
         stragglers=0,
+        survivors=tuple(survivors),
         oom_kills=0,
         tail=tail,
         shown_since=shown_since,
     )
-    return event  # type: ignore[no-any-return]
 
 
 def a_leftovers(processes: Sequence[tuple[int, str, int | None]], grace_s: float) -> Leftovers:
     """What the engine would say of processes that workers have left running."""
-    event: Any = Mock(spec=Leftovers, processes=list(processes), grace_s=grace_s)
-    return event  # type: ignore[no-any-return]
+    return Leftovers(tuple(processes), grace_s)
 
 
 def an_attempt(plan: NodePlan, exits: Sequence[Exit], ended: Ended, **fields: Any) -> AttemptOutcome:
@@ -141,12 +136,13 @@ def a_report(
 
 def a_signal(signum: int = 15, action: str = "stop") -> Any:
     """A signal to the job."""
-    return Mock(spec=SignalReceived, signum=signum, action=action)
+    fields: Any = (signum, action, False)
+    return SignalReceived(*fields)
 
 
 def a_lost_guard() -> Any:
     """The guard is gone while no group runs."""
-    return Mock(spec=Stopping, reason="guard_lost")
+    return Stopping("guard_lost", 15, 0.0)
 
 
 class FakeSupervisor:

@@ -14,7 +14,7 @@ from typing import Any
 from kit import processes
 from tests.support.command import WITH_ODD_ENTRIES
 
-from dsl._core import WorkerSpec
+from dsl import WorkerSpec
 
 SERVER = str(Path(__file__).parent.parent / "workers" / "fork_server.py")
 

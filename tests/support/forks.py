@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.support.warm import Place, variables
 
 import dsl._core
-from dsl._core import (
+from dsl import (
     Ended,
     Exit,
     Exited,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, TypeVar
 
-from dsl._core import Ended, Event, Exit, Exited, LaunchSpec, Started, Supervisor, WorkerSpec
+from dsl import Ended, Event, Exit, Exited, LaunchSpec, Started, Supervisor, WorkerSpec
 
 _E = TypeVar("_E")
 

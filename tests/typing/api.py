@@ -113,9 +113,9 @@ def record(event: Event) -> str:
     return f"{EVENT_VERSION + 0} {event.to_dict()['event']} {hash(event)}"
 
 
-def programs(spec: LaunchSpec) -> dict[str, str | None]:
+def programs(spec: LaunchSpec) -> dict[str, object]:
     """What a spec holds, as plain values."""
-    return {worker.argv[0]: worker.stdout.path or worker.env.get("LOG") for worker in spec.workers}
+    return {str(worker.argv[0]): worker.stdout.path or worker.env for worker in spec.workers}
 
 
 def poll(supervisor: Supervisor) -> list[Event]:
@@ -143,7 +143,7 @@ def run(spec: LaunchSpec) -> list[str]:
         return [describe(event) for event in supervisor.wait(timeout_s=1.0)]
     except (BindingError, LimitError, SpecError) as error:
         base: EngineError = error
-        return [str(base), str(len(spec))]
+        return [str(base), str(len(spec.workers))]
     finally:
         supervisor.kill()
         supervisor.close()

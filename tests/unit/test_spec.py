@@ -8,8 +8,8 @@ import pytest
 
 from dsl import LaunchSpec, Stdio, WorkerSpec
 from dsl._record import replace
+from dsl.agent.planner import launch_spec, with_few_pipes
 from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
-from dsl.spec import launch_spec, with_few_pipes
 
 
 def _plan(*workers: WorkerPlan) -> NodePlan:
@@ -28,12 +28,12 @@ def _route(stdout: Route, stderr: Route | None, **group: Any) -> tuple[Stdio, St
 
 def test_the_group_gets_the_environment_the_grace_and_stops_on_failure() -> None:
     plain = WorkerSpec(
-        ["python", "--local_rank=0"], env={"RANK": "0"}, stdout=Stdio.inherit(), stderr=Stdio.inherit()
+        ("python", "--local_rank=0"), env={"RANK": "0"}, stdout=Stdio.inherit(), stderr=Stdio.inherit()
     )
     plan = _plan(_worker(0, stdout=Route(inherit=True), stderr=Route(inherit=True)))
     spec = launch_spec(plan, stdin_is_terminal=False)
-    assert spec == LaunchSpec([plain], env={"A": "1"}, inherits=True, grace_s=5.0, lingers=True)
-    assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (None, False, [])
+    assert spec == LaunchSpec((plain,), env={"A": "1"}, inherits=True, grace_s=5.0, lingers=True)
+    assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (None, False, ())
     assert spec.import_throttle is None
     assert spec.partial_after_s == 1.0
 
@@ -50,7 +50,7 @@ def test_what_is_done_with_all_output_is_passed_on() -> None:
     )
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec.partial_after_s is None
-    assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (7, True, [(1, "/f", [b"x"])])
+    assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (7, True, line_files)
     assert spec.import_throttle == 2
 
 
@@ -71,9 +71,9 @@ def test_a_worker_keeps_its_arguments_environment_binding_and_prefix() -> None:
     bound = _worker(1, cpus=(2, 3), mempolicy=("bind", (1,)), prefix="[1] ", keep_fds=(7,))
     spec = launch_spec(replace(_plan(_worker(0), bound), binding="wanted"), stdin_is_terminal=False)
     _, worker = spec.workers
-    assert (worker.argv, worker.env) == (["python", "--local_rank=1"], {"RANK": "1"})
-    assert (worker.cpus, worker.mempolicy) == ([2, 3], ("bind", [1]))
-    assert (worker.prefix, worker.keep_fds, spec.binding) == (b"[1] ", [7], "wanted")
+    assert (worker.argv, worker.env) == (("python", "--local_rank=1"), {"RANK": "1"})
+    assert (worker.cpus, worker.mempolicy) == ((2, 3), ("bind", (1,)))
+    assert (worker.prefix, worker.keep_fds, spec.binding) == ("[1] ", (7,), "wanted")
 
 
 def test_a_file_alone_is_written_by_the_worker_itself() -> None:

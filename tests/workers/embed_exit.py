@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from dsl._core import EngineError, Event, LaunchSpec, Started, Supervisor, WorkerSpec
+from dsl import EngineError, Event, LaunchSpec, Started, Supervisor, WorkerSpec
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dsl._core import Ended, EngineError, Event, LaunchSpec, Started, Supervisor, WorkerSpec
+from dsl import Ended, EngineError, Event, LaunchSpec, Started, Supervisor, WorkerSpec
 
 
 def started(count: int = 1) -> Supervisor:

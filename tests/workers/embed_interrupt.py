@@ -9,7 +9,7 @@ import pathlib
 import sys
 import time
 
-from dsl._core import Event, LaunchSpec, Started, Supervisor, WorkerSpec
+from dsl import Event, LaunchSpec, Started, Supervisor, WorkerSpec
 
 
 def main() -> None:

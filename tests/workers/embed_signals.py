@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 
-from dsl._core import Ended, Event, LaunchSpec, Supervisor, WorkerSpec
+from dsl import Ended, Event, LaunchSpec, Supervisor, WorkerSpec
 
 
 def handlers() -> dict[int, object]:

@@ -34,7 +34,7 @@ def main() -> None:
             env={"RANK": str(rank)},
             stdout=stream(group, rank, "out", console),
             stderr=Stdio.stdout() if group["joined"] else stream(group, rank, "err", console and 2),
-            prefix=f"[rank {rank}] " if group["prefix"] else None,
+            prefix=f"[rank {rank}] " if group["prefix"] else "",
         )
         for rank in range(group["workers"])
     ]

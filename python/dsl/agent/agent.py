@@ -18,6 +18,7 @@ from dsl import (
     _own_process,
 )
 from dsl._record import replace
+from dsl.agent.planner import launch_spec, with_few_pipes
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.model.job import Notice
@@ -39,7 +40,6 @@ from dsl.model.outcome import (
 )
 from dsl.report.speak import complain, optional
 from dsl.signals import shortage
-from dsl.spec import launch_spec, with_few_pipes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

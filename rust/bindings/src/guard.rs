@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{spec_error, to_python};
-use crate::event::{self, Record, Survivor, survivors};
+use crate::event::{record, survivors};
 use crate::spec::{items, seconds};
 
 /// The process that the shell sees.
@@ -78,29 +78,6 @@ fn give_back_interrupt(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// What became of the agent.
-#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
-#[derive(PartialEq, Eq, Hash)]
-pub(crate) struct GuardOutcome {
-    code: u8,
-    agent_signal: Option<i32>,
-    ended: usize,
-    survivors: Vec<Survivor>,
-    terminal_interrupt: bool,
-}
-
-impl Record for GuardOutcome {
-    const FIELDS: &'static [&'static str] =
-        &["code", "agent_signal", "ended", "survivors", "terminal_interrupt"];
-}
-
-#[pymethods]
-impl GuardOutcome {
-    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        event::repr(slf)
-    }
-}
-
 #[pymethods]
 impl Guard {
     #[new]
@@ -131,14 +108,14 @@ impl Guard {
 
     /// In the parent of the fork: wait for the agent, forwarding signals.
     #[pyo3(signature = (agent_pid, grace_s, *, reopens = false, links = None))]
-    fn supervise(
+    fn supervise<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         agent_pid: i32,
         grace_s: f64,
         reopens: bool,
         links: Option<Vec<i32>>,
-    ) -> PyResult<GuardOutcome> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let grace = seconds(grace_s)?;
         let links = links
             .unwrap_or_default()
@@ -148,13 +125,19 @@ impl Guard {
         let outcome = py
             .detach(|| self.engine.supervise(agent_pid, grace, reopens, &links))
             .map_err(to_python)?;
-        Ok(GuardOutcome {
-            code: outcome.code,
-            agent_signal: outcome.agent_signal,
-            ended: outcome.ended,
-            survivors: survivors(outcome.survivors),
-            terminal_interrupt: outcome.terminal_interrupt,
-        })
+        let left = survivors(py, outcome.survivors)?;
+        let interrupted = outcome.terminal_interrupt;
+        record(
+            py,
+            "GuardOutcome",
+            (
+                outcome.code,
+                outcome.agent_signal,
+                outcome.ended,
+                left,
+                interrupted,
+            ),
+        )
     }
 
     /// Remove what the guard has made, if it gets no agent.

@@ -81,20 +81,13 @@ mod _core {
     #[pymodule_export]
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
-    use super::event::{
-        Called, Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, Leftovers,
-        LogNotice, Output, SignalReceived, Started, Stopping, Unbound,
-    };
-    #[pymodule_export]
     use super::fork::{ForkLink, ForkOrder};
     #[pymodule_export]
-    use super::guard::{Guard, GuardOutcome};
+    use super::guard::Guard;
     #[pymodule_export]
     use super::hub::{Hub, Link, Stream, connect, fd_stream};
     #[pymodule_export]
     use super::program::ForkedProgram;
-    #[pymodule_export]
-    use super::spec::{LaunchSpec, Stdio, WorkerSpec};
     #[pymodule_export]
     use super::supervisor::Supervisor;
     #[pymodule_export]
@@ -109,27 +102,6 @@ mod _core {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        module.add("EVENT_VERSION", super::event::EVENT_VERSION)?;
-        let py = module.py();
-        let mut union = py.get_type::<Started>().into_any();
-        for class in [
-            py.get_type::<Unbound>(),
-            py.get_type::<Exited>(),
-            py.get_type::<Output>(),
-            py.get_type::<LogNotice>(),
-            py.get_type::<SignalReceived>(),
-            py.get_type::<Stopping>(),
-            py.get_type::<Leftovers>(),
-            py.get_type::<Killing>(),
-            py.get_type::<Called>(),
-            py.get_type::<ForkServerReady>(),
-            py.get_type::<ForkServerSlow>(),
-            py.get_type::<ForkServerLost>(),
-            py.get_type::<Ended>(),
-        ] {
-            union = union.bitor(class)?;
-        }
-        module.add("Event", union)
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

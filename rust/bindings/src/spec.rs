@@ -1,46 +1,80 @@
-//! Launch specs: Python values in, plain engine data out.
+//! What to start: reads the records of `dsl.spec`, whose fields have the names that are used here.
 
-use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use dsl_engine::spec as engine;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::error::spec_error;
 
-mod call;
-mod stdio;
-mod worker;
+/// A group, as `dsl.spec.LaunchSpec`.
+#[derive(FromPyObject)]
+#[expect(clippy::struct_excessive_bools, reason = "the fields of the Python record")]
+pub(crate) struct Launch<'py> {
+    workers: Vec<Worker<'py>>,
+    env: Option<Bound<'py, PyAny>>,
+    on_failure: String,
+    grace_s: f64,
+    signal_scope: String,
+    binding: String,
+    log_max_bytes: Option<u64>,
+    collapse: bool,
+    line_files: Vec<(u8, Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>)>,
+    partial_after_s: Option<f64>,
+    relayed: bool,
+    tells_first_output: bool,
+    inherits: bool,
+    tells_signals: bool,
+    import_throttle: Option<usize>,
+    lingers: bool,
+}
 
-use call::Call;
-pub(crate) use stdio::Stdio;
-use stdio::{number, stream};
-pub(crate) use worker::WorkerSpec;
-use worker::{are_equal, argv, memory};
+/// One worker, as `dsl.spec.WorkerSpec`.
+#[derive(FromPyObject)]
+struct Worker<'py> {
+    argv: Bound<'py, PyAny>,
+    env: Option<Bound<'py, PyAny>>,
+    cwd: Option<Bound<'py, PyAny>>,
+    stdin: Stream<'py>,
+    stdout: Stream<'py>,
+    stderr: Stream<'py>,
+    cpus: Vec<u32>,
+    mempolicy: Option<Policy>,
+    foreground: bool,
+    prefix: Bound<'py, PyAny>,
+    keep_fds: Vec<i32>,
+    fork_server: Option<usize>,
+    fork_entry: usize,
+}
 
-const POLICIES: [(&str, engine::OnFailure); 2] = [
-    ("stop", engine::OnFailure::Stop),
-    ("report", engine::OnFailure::Report),
-];
-const SCOPES: [(&str, engine::SignalScope); 2] = [
-    ("rank", engine::SignalScope::Rank),
-    ("group", engine::SignalScope::Group),
-];
-const BINDINGS: [(&str, engine::Strictness); 3] = [
-    ("required", engine::Strictness::Required),
-    ("cpus_required", engine::Strictness::CpusRequired),
-    ("wanted", engine::Strictness::Wanted),
-];
+/// A standard stream, as `dsl.spec.Stdio`.
+#[derive(FromPyObject)]
+struct Stream<'py> {
+    kind: String,
+    path: Option<Bound<'py, PyAny>>,
+    append: bool,
+    descriptor: Option<i32>,
+    console: Option<u8>,
+    terminal: bool,
+    prefix: Option<Bound<'py, PyAny>>,
+}
 
-fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
-    let found = names.iter().find(|(_, known)| *known == value);
-    found.map_or("", |(name, _)| name)
+/// A memory policy and its nodes.
+pub(crate) type Policy = (String, Vec<u32>);
+
+/// The value of one of a few words.
+fn named<T: Copy>(what: &str, word: &str, known: &[(&str, T)]) -> PyResult<T> {
+    if let Some((_, value)) = known.iter().find(|(name, _)| *name == word) {
+        return Ok(*value);
+    }
+    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let names = names.join(", ");
+    Err(spec_error(format!("{what} {word:?} is not one of {names}")))
 }
 
 /// A string or path as the bytes that the kernel gets.
@@ -59,9 +93,13 @@ fn c_string(value: &Bound<'_, PyAny>, what: &str) -> PyResult<CString> {
     CString::new(bytes_of(value)?).map_err(|_| spec_error(engine::SpecError::Nul(what.to_owned())))
 }
 
+fn c_path(value: Option<&Bound<'_, PyAny>>, what: &str) -> PyResult<Option<CString>> {
+    value.map(|path| c_string(path, what)).transpose()
+}
+
 /// Converts each item. Does not use `collect`, which asks Python's `operator` for the length: that import costs a
 /// launch two milliseconds.
-pub(crate) fn each<'py, T>(
+fn each<'py, T>(
     given: &Bound<'py, PyAny>,
     mut convert: impl FnMut(Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Vec<T>> {
@@ -80,47 +118,17 @@ pub(crate) fn items<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyL
     }
 }
 
-/// Bytes for the kernel, as Python writes them.
-fn text(bytes: &[u8]) -> OsString {
-    OsString::from_vec(bytes.to_vec())
-}
-
-/// The variables that a program would find: among equal names the last wins.
-fn effective(entries: &[engine::EnvEntry]) -> BTreeMap<&[u8], &[u8]> {
-    entries.iter().map(|entry| (entry.key(), entry.value())).collect()
-}
-
-fn variables<'py>(py: Python<'py>, entries: &[engine::EnvEntry]) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    for entry in entries {
-        dict.set_item(text(entry.key()), text(entry.value()))?;
-    }
-    Ok(dict)
-}
-
-/// The variables of a mapping. If the mapping was made from this process's environment, it may have an entry with
-/// an empty name, which we skip.
-fn inherited(mapping: &Bound<'_, PyAny>) -> PyResult<Vec<engine::EnvEntry>> {
-    let mut entries = Vec::new();
-    for item in items(mapping)? {
-        let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-        let key = bytes_of(&key)?;
-        if !key.is_empty() {
-            entries.push(engine::EnvEntry::new(&key, &bytes_of(&value)?).map_err(spec_error)?);
-        }
-    }
-    Ok(entries)
-}
-
-fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEntry>> {
-    let Some(mapping) = mapping else {
-        return Ok(Vec::new());
-    };
+/// The variables of a mapping. If the mapping was made from this process's environment (`inherits`), it may have an
+/// entry with an empty name, which we skip.
+fn environment(mapping: &Bound<'_, PyAny>, inherits: bool) -> PyResult<Vec<engine::EnvEntry>> {
     let items = items(mapping)?;
     let mut entries = Vec::with_capacity(items.len());
     for item in items {
         let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-        entries.push(engine::EnvEntry::new(&bytes_of(&key)?, &bytes_of(&value)?).map_err(spec_error)?);
+        let key = bytes_of(&key)?;
+        if !(inherits && key.is_empty()) {
+            entries.push(engine::EnvEntry::new(&key, &bytes_of(&value)?).map_err(spec_error)?);
+        }
     }
     Ok(entries)
 }
@@ -132,14 +140,152 @@ fn base(
     inherits: bool,
 ) -> PyResult<(Vec<engine::EnvEntry>, Vec<CString>)> {
     let env = match env {
-        Some(env) if inherits => inherited(env)?,
-        Some(env) => environment(Some(env))?,
-        None => inherited(&py.import("os")?.getattr("environ")?)?,
+        Some(env) => environment(env, inherits)?,
+        None => environment(&py.import("os")?.getattr("environ")?, true)?,
     };
     // Python changes the environment only while it holds its lock, as we do.
     let block = inherits.then(engine::own_block).unwrap_or_default();
     let odd = engine::odd_entries(&block, &env);
     Ok((env, odd))
+}
+
+fn memory(policy: Option<Policy>) -> PyResult<Option<(engine::MemoryMode, Vec<u32>)>> {
+    const MODES: [(&str, engine::MemoryMode); 4] = [
+        ("bind", engine::MemoryMode::Bind),
+        ("preferred", engine::MemoryMode::Preferred),
+        ("interleave", engine::MemoryMode::Interleave),
+        ("local", engine::MemoryMode::Local),
+    ];
+    let convert = |(mode, nodes): Policy| Ok((named("memory policy", &mode, &MODES)?, nodes));
+    policy.map(convert).transpose()
+}
+
+/// The words of a command, at least one.
+fn argv(given: &Bound<'_, PyAny>) -> PyResult<Vec<CString>> {
+    if given.extract::<OsString>().is_ok() || given.is_instance_of::<PyBytes>() {
+        return Err(PyTypeError::new_err(
+            "argv must be a sequence of strings, not one string",
+        ));
+    }
+    let argv = each(given, |word| c_string(&word, "an argument"))?;
+    if argv.first().is_none_or(|program| program.is_empty()) {
+        return Err(spec_error("a worker has an empty argv: name a program"));
+    }
+    Ok(argv)
+}
+
+/// A console that Python names by its number.
+fn console(number: u8) -> PyResult<engine::Console> {
+    match number {
+        1 => Ok(engine::Console::Stdout),
+        2 => Ok(engine::Console::Stderr),
+        other => Err(spec_error(format!(
+            "a console is 1 (stdout) or 2 (stderr), not {other}"
+        ))),
+    }
+}
+
+impl Stream<'_> {
+    fn convert(self) -> PyResult<engine::Stdio> {
+        let path = c_path(self.path.as_ref(), "path of a stream")?;
+        Ok(match (self.kind.as_str(), path, self.descriptor) {
+            ("inherit", ..) => engine::Stdio::Inherit,
+            ("null", ..) => engine::Stdio::Null,
+            ("unreadable", ..) => engine::Stdio::Unreadable,
+            ("pipe", ..) => engine::Stdio::Pipe,
+            ("stdout", ..) => engine::Stdio::Stdout,
+            ("fd", _, Some(fd)) => engine::Stdio::Fd(fd),
+            ("file", Some(path), _) => engine::Stdio::File {
+                path,
+                append: self.append,
+            },
+            ("log", path, _) => engine::Stdio::Log {
+                path,
+                console: self.console.map(console).transpose()?,
+                terminal: self.terminal,
+                prefix: self.prefix.as_ref().map(bytes_of).transpose()?,
+            },
+            (kind, ..) => return Err(spec_error(format!("there is no such Stdio as {kind:?}"))),
+        })
+    }
+}
+
+impl Worker<'_> {
+    fn convert(self) -> PyResult<engine::WorkerSpec> {
+        Ok(engine::WorkerSpec {
+            argv: argv(&self.argv)?,
+            env: self
+                .env
+                .map_or_else(|| Ok(Vec::new()), |env| environment(&env, false))?,
+            cwd: c_path(self.cwd.as_ref(), "cwd")?,
+            stdio: [
+                self.stdin.convert()?,
+                self.stdout.convert()?,
+                self.stderr.convert()?,
+            ],
+            cpus: self.cpus,
+            memory: memory(self.mempolicy)?,
+            foreground: self.foreground,
+            prefix: bytes_of(&self.prefix)?,
+            keep_fds: self.keep_fds,
+            fork: self.fork_server.map(|server| engine::Fork {
+                server,
+                entry: self.fork_entry,
+            }),
+        })
+    }
+}
+
+impl Launch<'_> {
+    pub(crate) fn convert(self, py: Python<'_>) -> PyResult<engine::LaunchSpec> {
+        const POLICIES: [(&str, engine::OnFailure); 2] = [
+            ("stop", engine::OnFailure::Stop),
+            ("report", engine::OnFailure::Report),
+        ];
+        const SCOPES: [(&str, engine::SignalScope); 2] = [
+            ("rank", engine::SignalScope::Rank),
+            ("group", engine::SignalScope::Group),
+        ];
+        const BINDINGS: [(&str, engine::Strictness); 3] = [
+            ("required", engine::Strictness::Required),
+            ("cpus_required", engine::Strictness::CpusRequired),
+            ("wanted", engine::Strictness::Wanted),
+        ];
+        let inherits = self.inherits || self.env.is_none();
+        let (env, odd) = base(py, self.env.as_ref(), inherits)?;
+        let workers = self.workers.into_iter().map(Worker::convert);
+        let mut line_files = Vec::new();
+        for (number, path, words) in self.line_files {
+            line_files.push(engine::LineFile {
+                stream: console(number)?,
+                path: c_string(&path, "path of a log file")?,
+                words: words.iter().map(bytes_of).collect::<PyResult<_>>()?,
+            });
+        }
+        let spec = engine::LaunchSpec {
+            workers: workers.collect::<PyResult<_>>()?,
+            env,
+            inherits,
+            odd,
+            on_failure: named("on_failure", &self.on_failure, &POLICIES)?,
+            grace: seconds(self.grace_s)?,
+            lingers: self.lingers,
+            signal_scope: named("signal_scope", &self.signal_scope, &SCOPES)?,
+            binding: named("binding", &self.binding, &BINDINGS)?,
+            logs: engine::LogOptions {
+                max_bytes: self.log_max_bytes,
+                collapse: self.collapse,
+                line_files,
+                partial_after: self.partial_after_s.map(seconds).transpose()?,
+                relayed: self.relayed,
+                tells_first: self.tells_first_output,
+            },
+            tells_signals: self.tells_signals,
+            import_throttle: self.import_throttle,
+        };
+        spec.validate().map_err(spec_error)?;
+        Ok(spec)
+    }
 }
 
 /// The spec of a fork server.
@@ -149,13 +295,13 @@ pub(crate) fn fork_server(
     env: Option<&Bound<'_, PyAny>>,
     cwd: Option<&Bound<'_, PyAny>>,
     cpus: Option<Vec<u32>>,
-    mempolicy: Option<(String, Vec<u32>)>,
+    mempolicy: Option<Policy>,
 ) -> PyResult<engine::LaunchSpec> {
     let (env, odd) = base(py, env, env.is_none())?;
     let worker = engine::WorkerSpec {
         argv: argv(words)?,
         env: Vec::new(),
-        cwd: cwd.map(|cwd| c_string(cwd, "cwd")).transpose()?,
+        cwd: c_path(cwd, "cwd")?,
         stdio: [engine::Stdio::Null, engine::Stdio::Null, engine::Stdio::Null],
         cpus: cpus.unwrap_or_default(),
         memory: memory(mempolicy)?,
@@ -178,241 +324,6 @@ pub(crate) fn fork_server(
         tells_signals: false,
         import_throttle: None,
     })
-}
-
-fn line_files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::LineFile>> {
-    let Some(given) = given else { return Ok(Vec::new()) };
-    each(given, |item| {
-        let (number, path, words): (u8, Bound<'_, PyAny>, Vec<Bound<'_, PyAny>>) = item.extract()?;
-        Ok(engine::LineFile {
-            stream: stream(number)?,
-            path: c_string(&path, "path of a log file")?,
-            words: words.iter().map(bytes_of).collect::<PyResult<_>>()?,
-        })
-    })
-}
-
-/// Everything the engine needs to start and end one worker group.
-#[pyclass(frozen, eq, module = "dsl._core")]
-pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
-
-#[pymethods]
-impl LaunchSpec {
-    #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, signal_scope = "group", binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, relayed = false, tells_first_output = false, inherits = false, tells_signals = false, import_throttle = None, lingers = false))]
-    #[expect(
-        clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
-        reason = "keyword arguments of a Python constructor"
-    )]
-    fn new(
-        py: Python<'_>,
-        workers: &Bound<'_, PyAny>,
-        env: Option<&Bound<'_, PyAny>>,
-        on_failure: &str,
-        grace_s: f64,
-        signal_scope: &str,
-        binding: &str,
-        log_max_bytes: Option<u64>,
-        collapse: bool,
-        line_files: Option<&Bound<'_, PyAny>>,
-        partial_after_s: Option<f64>,
-        relayed: bool,
-        tells_first_output: bool,
-        inherits: bool,
-        tells_signals: bool,
-        import_throttle: Option<usize>,
-        lingers: bool,
-    ) -> PyResult<Self> {
-        let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
-        let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
-            return Err(spec_error(format!(
-                "on_failure {on_failure:?} is neither \"stop\" nor \"report\""
-            )));
-        };
-        let Some((_, signal_scope)) = SCOPES.iter().find(|(name, _)| *name == signal_scope) else {
-            return Err(spec_error(format!(
-                "signal_scope {signal_scope:?} is neither \"rank\" nor \"group\""
-            )));
-        };
-        let Some((_, binding)) = BINDINGS.iter().find(|(name, _)| *name == binding) else {
-            return Err(spec_error(format!(
-                "binding {binding:?} is not one of required, cpus_required, wanted"
-            )));
-        };
-        let inherits = inherits || env.is_none();
-        let (env, odd) = base(py, env, inherits)?;
-        let spec = engine::LaunchSpec {
-            workers,
-            odd,
-            env,
-            inherits,
-            on_failure: *on_failure,
-            grace: seconds(grace_s)?,
-            lingers,
-            signal_scope: *signal_scope,
-            binding: *binding,
-            logs: engine::LogOptions {
-                max_bytes: log_max_bytes,
-                collapse,
-                line_files: self::line_files(line_files)?,
-                partial_after: partial_after_s.map(seconds).transpose()?,
-                relayed,
-                tells_first: tells_first_output,
-            },
-            tells_signals,
-            import_throttle,
-        };
-        spec.validate().map_err(spec_error)?;
-        Ok(Self(Arc::new(spec)))
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.workers.len()
-    }
-
-    #[getter]
-    fn workers(&self) -> Vec<WorkerSpec> {
-        self.0.workers.iter().cloned().map(WorkerSpec).collect()
-    }
-
-    #[getter]
-    fn env<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        variables(py, &self.0.env)
-    }
-
-    #[getter]
-    fn on_failure(&self) -> &'static str {
-        name_of(&POLICIES, self.0.on_failure)
-    }
-
-    #[getter]
-    fn grace_s(&self) -> f64 {
-        self.0.grace.as_secs_f64()
-    }
-
-    #[getter]
-    fn signal_scope(&self) -> &'static str {
-        name_of(&SCOPES, self.0.signal_scope)
-    }
-
-    #[getter]
-    fn binding(&self) -> &'static str {
-        name_of(&BINDINGS, self.0.binding)
-    }
-
-    #[getter]
-    fn log_max_bytes(&self) -> Option<u64> {
-        self.0.logs.max_bytes
-    }
-
-    #[getter]
-    fn collapse(&self) -> bool {
-        self.0.logs.collapse
-    }
-
-    #[getter]
-    fn line_files<'py>(&self, py: Python<'py>) -> Vec<(u8, OsString, Vec<Bound<'py, PyBytes>>)> {
-        let words = |file: &engine::LineFile| file.words.iter().map(|word| PyBytes::new(py, word)).collect();
-        let files = self.0.logs.line_files.iter();
-        files
-            .map(|file| (number(file.stream), text(file.path.as_bytes()), words(file)))
-            .collect()
-    }
-
-    #[getter]
-    fn partial_after_s(&self) -> Option<f64> {
-        self.0.logs.partial_after.map(|pause| pause.as_secs_f64())
-    }
-
-    #[getter]
-    fn relayed(&self) -> bool {
-        self.0.logs.relayed
-    }
-
-    #[getter]
-    fn tells_first_output(&self) -> bool {
-        self.0.logs.tells_first
-    }
-
-    #[getter]
-    fn inherits(&self) -> bool {
-        self.0.inherits
-    }
-
-    #[getter]
-    fn tells_signals(&self) -> bool {
-        self.0.tells_signals
-    }
-
-    #[getter]
-    fn lingers(&self) -> bool {
-        self.0.lingers
-    }
-
-    #[getter]
-    fn import_throttle(&self) -> Option<usize> {
-        self.0.import_throttle
-    }
-
-    /// Leaves out the values of variables, which may be secret.
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let mut call = Call::new(py, "LaunchSpec".to_owned());
-        call.value(self.workers())?;
-        call.count("env", effective(&self.0.env).len());
-        call.keyword("on_failure", self.on_failure(), "stop")?;
-        call.keyword("grace_s", self.grace_s(), 30.0)?;
-        call.keyword("signal_scope", self.signal_scope(), "group")?;
-        call.keyword("binding", self.binding(), "required")?;
-        call.keyword("log_max_bytes", self.log_max_bytes(), None)?;
-        call.keyword("collapse", self.collapse(), false)?;
-        call.keyword("line_files", self.line_files(py), Vec::new())?;
-        call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
-        call.keyword("relayed", self.relayed(), false)?;
-        call.keyword("tells_first_output", self.tells_first_output(), false)?;
-        call.keyword("inherits", self.inherits(), false)?;
-        call.keyword("tells_signals", self.tells_signals(), false)?;
-        call.keyword("import_throttle", self.import_throttle(), None)?;
-        call.keyword("lingers", self.lingers(), false)?;
-        Ok(call.finish())
-    }
-}
-
-/// As [`are_equal`] for workers.
-impl PartialEq for LaunchSpec {
-    fn eq(&self, other: &Self) -> bool {
-        let engine::LaunchSpec {
-            workers,
-            env,
-            inherits,
-            odd,
-            on_failure,
-            grace,
-            lingers,
-            signal_scope,
-            binding,
-            logs,
-            tells_signals,
-            import_throttle,
-        } = &*self.0;
-        let other = &*other.0;
-        workers.len() == other.workers.len()
-            && workers
-                .iter()
-                .zip(&other.workers)
-                .all(|(one, other)| are_equal(one, other))
-            && effective(env) == effective(&other.env)
-            && *inherits == other.inherits
-            && *odd == other.odd
-            && *on_failure == other.on_failure
-            && *grace == other.grace
-            && *lingers == other.lingers
-            && *signal_scope == other.signal_scope
-            && *binding == other.binding
-            && *logs == other.logs
-            && *tells_signals == other.tells_signals
-            && *import_throttle == other.import_throttle
-    }
 }
 
 /// A length of time from Python, refused when it is negative or NaN. A year stands for any longer time.

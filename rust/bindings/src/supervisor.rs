@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use crate::error::{spec_error, to_python};
 use crate::event;
 use crate::guard::Guard;
-use crate::spec::{LaunchSpec, fork_server, seconds};
+use crate::spec::{Launch, Policy, fork_server, seconds};
 
 /// Starts, watches and ends one worker group at a time.
 #[pyclass(frozen, module = "dsl._core")]
@@ -87,7 +87,7 @@ impl Supervisor {
         env: Option<&Bound<'_, PyAny>>,
         cwd: Option<&Bound<'_, PyAny>>,
         cpus: Option<Vec<u32>>,
-        mempolicy: Option<(String, Vec<u32>)>,
+        mempolicy: Option<Policy>,
         slow_s: f64,
     ) -> PyResult<usize> {
         let handle = self.handle()?;
@@ -109,15 +109,20 @@ impl Supervisor {
     }
 
     /// Check limits, then begin to spawn.
-    fn start(&self, py: Python<'_>, spec: &Bound<'_, LaunchSpec>) -> PyResult<()> {
+    fn start(&self, py: Python<'_>, spec: Launch<'_>) -> PyResult<()> {
         let handle = self.handle()?;
-        let spec = std::sync::Arc::clone(&spec.get().0);
+        let spec = std::sync::Arc::new(spec.convert(py)?);
         py.detach(|| handle.start(spec)).map_err(to_python)
     }
 
     /// Next events, in order; an empty list after ``timeout_s``.
     #[pyo3(signature = (timeout_s = None, *, routine = true))]
-    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>, routine: bool) -> PyResult<Vec<Py<PyAny>>> {
+    fn wait<'py>(
+        &self,
+        py: Python<'py>,
+        timeout_s: Option<f64>,
+        routine: bool,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let handle = self.handle()?;
         let timeout: Option<Duration> = timeout_s.map(seconds).transpose()?;
         let mut raised: Option<PyErr> = None;

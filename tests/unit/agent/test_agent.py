@@ -215,9 +215,8 @@ def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any
     plan = a_plan(2)
     workers = tuple(replace(worker, error_file=str(tmp_path / "none")) for worker in plan.workers)
     plan = replace(plan, workers=(replace(workers[0], error_file=str(record)), workers[1]))
-    raised = an_exit(0, code=1, at_ms=90)
-    first = an_exit(1, code=7, at_ms=50)
-    raised.order, first.order = 1, 0  # type: ignore[misc]
+    raised = replace(an_exit(0, code=1, at_ms=90), order=1)
+    first = replace(an_exit(1, code=7, at_ms=50), order=0)
     supervisor = FakeSupervisor([exited(first), exited(raised), end(first)])
     outcome = Agent(Plans(), plan, []).run(supervisor)  # type: ignore[arg-type]
     assert outcome.cause is raised

@@ -8,12 +8,12 @@ import pytest
 from tests.support.events import an_exit
 from tests.support.machine import make_facts
 
+from dsl.agent.planner import launch_spec
 from dsl.agent.rounds import failure_lines, plan_rounds
 from dsl.cli.ssh import choose_hosts, make_parser, split_command
 from dsl.errors import HostfileError
 from dsl.launchers.base import Start
 from dsl.launchers.ssh import ssh_command
-from dsl.spec import launch_spec
 
 if TYPE_CHECKING:
     from dsl.model.node import NodePlan
@@ -94,7 +94,7 @@ def test_a_host_that_fails_ends_no_other() -> None:
     (plan,) = rounds("ab", 8, fd=7)
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec.on_failure == "report"
-    assert [worker.prefix for worker in spec.workers] == [b"a: ", b"b: "]
+    assert [worker.prefix for worker in spec.workers] == ["a: ", "b: "]
     assert [
         (worker.stdin.descriptor, worker.stdout.console, worker.stderr.console) for worker in spec.workers
     ] == [(7, 1, 2)] * 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.events import an_exit
 
+from dsl._record import replace
 from dsl.evidence import segments
 from dsl.evidence.segments import clear_segments
 
@@ -18,9 +19,8 @@ pytestmark = pytest.mark.guarantee("G1")
 
 
 def _exit(worker: int, **how: Any) -> Any:
-    one: Any = an_exit(worker, **how)
-    one.started_ns, one.ended_ns = START_S * 10**9, (START_S + 100) * 10**9
-    return one
+    ended_ns = (START_S + 100) * 10**9
+    return replace(an_exit(worker, **how), started_ns=START_S * 10**9, ended_ns=ended_ns)
 
 
 def _segment(folder: Path, name: str, at_s: int = 50) -> str:

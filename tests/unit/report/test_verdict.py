@@ -31,8 +31,7 @@ def judge(
     tail: bytes = b"",
     log_path: str | None = None,
 ) -> list[str]:
-    ended.tail = tail  # type: ignore[misc]
-    report = report_of(an_attempt(plan, exits, ended))
+    report = report_of(an_attempt(plan, exits, replace(ended, tail=tail)))
     if known or log_path:
         report = replace(report, evidence=replace(report.evidence, known=known, log_path=log_path))
     return verdict(judge_alone(report, Context(signum=ended.stop_signal)))
