@@ -284,29 +284,6 @@ def restart(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
     return Row(name, values[len(values) // 2], "s", bar, True, spread(values, 1000, "ms"))
 
 
-def throttle(programs: Programs, workers: int, at_once: int, bar: float, repeats: int) -> Row:
-    """Executed workers import torch, a few at a time or all: to the last one's first line."""
-    spent_s: dict[str, list[float]] = {"few": [], "all": []}
-
-    def take(name: str, *words: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken_s = _last_start([programs.dslrun, *count_words(workers), *words], STAMP, workers)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent_s[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        return taken_s
-
-    takers = {
-        "few": lambda: take("few", "--import-throttle", str(at_once)),
-        "all": lambda: take("all"),
-    }
-    values = in_turns(takers, repeats)
-    middle, spent = medians(values), medians({name: taken[1:] for name, taken in spent_s.items()})
-    detail = f"{spread(values['few'], 1, 's')} against {spread(values['all'], 1, 's')}"
-    detail += f"; processor time {spent['few']:.3g} s against {spent['all']:.3g} s"
-    name = f"{workers} workers import torch, {at_once} at a time / all at once"
-    return Row(name, middle["few"] / middle["all"], "x", bar, True, detail)
-
-
 def tests(path: str, words: str, bar: float) -> Row:
     """How many of our tests fail that compare executed and forked workers."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{path}"]

@@ -111,7 +111,6 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
         "512": lambda: forkserver_rows.against_floor(ours, 512, 1.5, few),
         "training": lambda: forkserver_rows.training(ours, 8.0, few, few),
         "training-floor": lambda: forkserver_rows.training_floor(ours, 1.2, few),
-        "throttle": lambda: forkserver_rows.throttle(ours, 16, os.cpu_count() or 1, 1.1, few),
         "memory": lambda: forkserver_rows.memory(ours, 64, 0.35),
         "same": lambda: forkserver_rows.tests("proc/test_fork_conformance.py", "observes", 0),
         "frameworks": lambda: forkserver_rows.tests("frameworks/test_frameworks.py", "", 0),

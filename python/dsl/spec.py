@@ -204,12 +204,6 @@ class LaunchSpec(_Spec):
     `Supervisor.signal`, ``stop`` and ``kill``. The guard still kills an agent that has not ended in the time
     that a stop leaves.
     """
-    import_throttle: int | None = None
-    """At most this many workers import at a time, as far as the engine can see; None: all start at once.
-
-    Workers of fork servers do not count. The next worker starts when one of them has waited for 0.1 s without
-    using a processor or a disk, has ended, or has run for a minute.
-    """
     lingers: bool = False
     """If all workers end well, processes that outlive them have ``grace_s`` to end.
 

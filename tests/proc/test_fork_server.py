@@ -236,15 +236,6 @@ def test_64_workers_are_children_of_the_server_and_another_group_has_the_same(te
     assert group.of(ForkServerLost) == []
 
 
-@needs_forks
-def test_a_worker_that_is_forked_has_nothing_to_import(tmp_path: Path) -> None:
-    """One alone may import, and nobody waits for those that do not."""
-    (tmp_path / "busy.py").write_text("while True: pass\n")
-    busy = WorkerSpec([sys.executable, str(tmp_path / "busy.py")], fork_server=0, fork_entry=1)
-    with Group([busy] * 3, servers=[server()], import_throttle=1) as group:
-        group.all_started()
-
-
 def test_a_worker_that_ignores_the_stop_is_killed_after_the_grace(testchild: Path) -> None:
     with Group([forked(testchild, "ignore", "TERM", "pause")] * 2, grace_s=0.2, servers=[server()]) as group:
         group.all_started()

@@ -19,7 +19,6 @@ from tests.support.forks import HIDDEN
 from tests.support.functions import describe
 
 from dsl.functions.launcher import launch
-from dsl.machine.cpus import parse_kernel_list
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_ddp.py"
 
@@ -293,32 +292,6 @@ def test_each_worker_is_bound_as_asked(command: list[str], tmp_path: Path) -> No
     assert all(one["forked"] for one in told(tmp_path))
     result = run(*command[:3], "--bind", "auto", script_in(tmp_path, TELL), str(tmp_path))
     assert forked == [one["cpus"] for one in told(tmp_path)]
-
-
-def test_a_fork_server_of_a_numa_node_runs_on_its_cpus_before_it_imports(
-    command: list[str], tmp_path: Path
-) -> None:
-    """And its workers on theirs. On a machine of one node, and on the first of several."""
-    allowed = os.sched_getaffinity(0)
-    listed = Path("/sys/devices/system/node/node0/cpulist").read_text(encoding="utf-8")
-    own = sorted(allowed & set(parse_kernel_list(listed)))
-    preloaded = tmp_path / "where_it_is.py"
-    preloaded.write_text("import os\ncpus = sorted(os.sched_getaffinity(0))\n", encoding="utf-8")
-    text = "import os, where_it_is\nprint(where_it_is.cpus, len(os.sched_getaffinity(0)) == 1, flush=True)\n"
-    command[-1] = "where_it_is"
-    words = [
-        "--bind",
-        "auto",
-        "--fork-server-per",
-        "numa",
-        "--tag-output",
-        "never",
-        script_in(tmp_path, text),
-    ]
-    result = run("taskset", "-c", ",".join(map(str, own)), *command, *words)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [f"{own} {len(own) <= 3}"] * 2, result.stderr
-    assert warnings_of(result) == []
 
 
 def test_a_dry_run_names_the_fork_server_and_starts_nothing(command: list[str], tmp_path: Path) -> None:

@@ -153,15 +153,13 @@ class FakeSupervisor:
         self.started: list[Any] = []
         self.stops: list[tuple[int, float | None]] = []
         self.fork_servers: list[tuple[tuple[str, ...], Any]] = []
-        self.server_places: list[tuple[Any, Any]] = []
+        self.server_places: list[Any] = []
 
-    def start_fork_server(
-        self, words: Sequence[str], *, env: Any, cpus: Any = None, mempolicy: Any = None
-    ) -> int:
+    def start_fork_server(self, words: Sequence[str], *, env: Any, cpus: Any = None) -> int:
         """Note it, with the number of groups that were started before; the first is number 7."""
         assert not self.started or self.fork_servers
         self.fork_servers.append((tuple(words), env))
-        self.server_places.append((cpus, mempolicy))
+        self.server_places.append(cpus)
         return 6 + len(self.fork_servers)
 
     def start(self, spec: object) -> None:

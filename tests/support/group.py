@@ -24,7 +24,6 @@ class Group:
         grace_s: float = 5.0,
         binding: Literal["required", "cpus_required", "wanted"] = "required",
         servers: Sequence[Sequence[str]] = (),
-        import_throttle: int | None = None,
         slow_s: float = 30.0,
         lingers: bool = False,
     ) -> None:
@@ -42,7 +41,6 @@ class Group:
                 on_failure=on_failure,
                 grace_s=grace_s,
                 binding=binding,
-                import_throttle=import_throttle,
                 lingers=lingers,
             )
             self.supervisor.start(spec)

@@ -34,7 +34,6 @@ def test_the_group_gets_the_environment_the_grace_and_stops_on_failure() -> None
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec == LaunchSpec((plain,), env={"A": "1"}, inherits=True, grace_s=5.0, lingers=True)
     assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (None, False, ())
-    assert spec.import_throttle is None
     assert spec.partial_after_s == 1.0
 
 
@@ -46,12 +45,10 @@ def test_what_is_done_with_all_output_is_passed_on() -> None:
         collapse=True,
         line_files=line_files,
         partial_after_s=None,
-        import_throttle=2,
     )
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec.partial_after_s is None
     assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (7, True, line_files)
-    assert spec.import_throttle == 2
 
 
 @pytest.mark.parametrize("told", [False, True])

@@ -276,8 +276,6 @@ class Agent:
     def _start(self, supervisor: Supervisor) -> None:
         plan = self._plan
         numbers: Sequence[int] = ()
-        if plan.prewarms and not self._history.count:
-            self._prewarm(supervisor)
         if plan.fork_servers:
             numbers = [self._serve(one, supervisor) for one in plan.fork_servers]
             self._spec = self._spec_of(plan, numbers)
@@ -323,19 +321,7 @@ class Agent:
     def _execute(self, server: ForkServer, supervisor: Supervisor) -> int:
         from dsl.forkserver.server_command import words_of
 
-        return supervisor.start_fork_server(
-            words_of(server), env=server.env, cpus=server.cpus, mempolicy=server.mempolicy
-        )
-
-    def _prewarm(self, supervisor: Supervisor) -> None:
-        """Read the files that the workers will load. An event, such as a signal, ends that."""
-        from dsl.machine.prewarm import prewarm
-
-        def goes_on() -> bool:
-            self._take_in(supervisor, *self._wait(supervisor, 0.0))
-            return not self._queue
-
-        self._tell(prewarm(self._plan.workers[0].argv[0], self._plan.env, goes_on))
+        return supervisor.start_fork_server(words_of(server), env=server.env, cpus=server.cpus)
 
     def _attend(self, supervisor: Supervisor) -> Decision:
         """Handle events until the group has ended, and return what follows."""

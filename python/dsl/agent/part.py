@@ -161,17 +161,11 @@ def conducted(plan: NodePlan, task: int | None, ranks: Mapping[str, str]) -> Nod
     ``task`` is the one local rank that it starts; None: all. ``ranks``: what the launcher has told this task.
     ``PMI_FD`` is the descriptor by which a program of MPICH's family talks to its process manager.
     """
-    if task is not None and (plan.fork_servers or plan.import_throttle is not None):
+    if task is not None and plan.fork_servers:
         from dsl.plan.starting import with_notice, without_fork_servers
 
-        if plan.fork_servers:
-            text = (
-                "start method forkserver has no effect on tasks of one rank each, give --one-agent-per-node"
-            )
-            plan = with_notice(without_fork_servers(plan), "warning", text)
-        if plan.import_throttle is not None:
-            text = "--import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
-            plan = with_notice(replace(plan, import_throttle=None), "warning", text)
+        text = "start method forkserver has no effect on tasks of one rank each, give --one-agent-per-node"
+        plan = with_notice(without_fork_servers(plan), "warning", text)
     workers = plan.workers if task is None else plan.workers[task : task + 1]
     env = {**ranks, **plan.env}
     pmi_fd = env.get("PMI_FD", "")
@@ -185,7 +179,6 @@ def conducted(plan: NodePlan, task: int | None, ranks: Mapping[str, str]) -> Nod
         )
         pid_file = pid_file if task == 0 else None
     workers = tuple([replace(worker, stdin=False) for worker in workers])
-    prewarms = plan.prewarms and task in (None, 0)
     return replace(
         plan,
         workers=workers,
@@ -193,7 +186,6 @@ def conducted(plan: NodePlan, task: int | None, ranks: Mapping[str, str]) -> Nod
         run_dirs=run_dirs,
         pid_file=pid_file,
         is_conducted=True,
-        prewarms=prewarms,
     )
 
 

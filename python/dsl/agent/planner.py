@@ -262,7 +262,6 @@ def launch_spec(
         relayed=plan.is_conducted,
         tells_first_output=tells_first_output,
         tells_signals=plan.tells_signals,
-        import_throttle=plan.import_throttle,
     )
 
 

@@ -333,9 +333,6 @@ def _start_request(options: Options | argparse.Namespace) -> StartRequest:
     return StartRequest(
         method=options.start_method,
         preload=names,
-        prewarm=options.prewarm,
-        server_per=options.fork_server_per,
-        import_throttle=options.import_throttle,
         warm_for_s=options.warm_for,
         warm_memory=options.warm_memory,
     )

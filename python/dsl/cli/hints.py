@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.cli.options import DEEPSPEED, TORCHRUN
+from dsl.cli.options import DEEPSPEED, TORCHRUN, dashed
+from dsl.errors import OptionError
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
@@ -67,6 +68,10 @@ OTHERS = {
 }
 """Options of other launchers, and what to use with ``dsl`` and with ``dslrun``."""
 
+GONE = ("prewarm", "import_throttle")
+"""Options that earlier versions had."""
+_FOR_GONE = "which is gone, use --start-method forkserver or warm: all workers share one import"
+
 
 def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
     """What the user most likely meant by an unknown option; empty if there is no good guess.
@@ -87,6 +92,8 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
     word = _word(flag)
     if word in spelled:  # with one dash
         return f"did you mean {spelled[word]}?"
+    if word in GONE:
+        return _FOR_GONE
     if word in OTHERS:
         return f"did you mean {OTHERS[word][origin == TORCHRUN]}?"
     close = get_close_matches(flag, options, 1, 0.8)
@@ -100,7 +107,11 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
 
 
 def unknown_variables(environ: Iterable[str], line: CommandLine) -> list[Notice]:
-    """A line for each of these variables that looks like the default of an option, and is none."""
+    """A line for each of these variables that looks like the default of an option, and is none.
+
+    Raises:
+        OptionError: one is the default of an option that is gone.
+    """
     from difflib import get_close_matches
 
     names = [name for option in line.options for name in option.names if name.startswith("--")]
@@ -108,6 +119,8 @@ def unknown_variables(environ: Iterable[str], line: CommandLine) -> list[Notice]
     notices = []
     for variable in sorted(name for name in environ if name.startswith(line.prefix) and name not in known):
         word = variable.removeprefix(line.prefix).lower()
+        if word in GONE:
+            raise OptionError(f"{variable}: the default of --{dashed(word)}, {_FOR_GONE}")
         meant = line.prefix + _word(OTHERS.get(word, ("", ""))[1]).upper()
         near = [meant] if meant in known else get_close_matches(variable, known, 1, 0.8)
         text = f", did you mean {near[0]}?" if near else f": {line.program} has no option --{word}"

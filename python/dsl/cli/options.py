@@ -278,6 +278,13 @@ def filled(expected: str) -> Callable[[str], str]:
     return read
 
 
+def _not_numa(text: str) -> str:
+    """A text that does not ask for what there was before."""
+    if text == "numa":
+        raise BadValueError("numa is gone, leave the option out: all workers of a node share a fork server")
+    return text
+
+
 _STREAMS = filled("0, 1, 2 or 3, or a list such as 0:1,12:3")
 
 COMMON = {
@@ -321,17 +328,8 @@ COMMON = {
             "end idle warm fork servers if all together use more memory (default: 8G)", read=byte_size,
         ),
         value(
-            OURS, "--fork-server-per", "",
-            "what has a fork server of its own; numa: each NUMA node with bound workers, in its memory",
-            "node", choices=("node", "numa"),
-        ),
-        flag(
-            OURS, "--prewarm",
-            "read the interpreter and torch's libraries into memory once, before the workers start",
-        ),
-        value(
-            OURS, "--import-throttle", "N",
-            "let N workers of a node import at a time; the next begins when one of them waits", read=integer,
+            OURS, "--fork-server-per", "", "has no effect: all workers of a node share a fork server",
+            "node", read=_not_numa, choices=("node",),
         ),
     ),
     "output": (

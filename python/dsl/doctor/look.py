@@ -14,9 +14,8 @@ from dsl.doctor.proxies import PROXIES
 from dsl.facts import Facts
 from dsl.forkserver.guess import TORCH_PACKAGES, find_imports, package_of
 from dsl.machine.cgroups import room_left
-from dsl.machine.kernel_files import list_names, read_fact, shared_memory
+from dsl.machine.kernel_files import list_names, read_fact, read_fields, shared_memory
 from dsl.machine.network import interfaces
-from dsl.machine.prewarm import free_memory
 from dsl.machine.programs import read_constants
 from dsl.model.health import Directory, Health
 from dsl.model.job import Flavour, Job
@@ -194,7 +193,7 @@ def _of_limits(facts: Facts) -> dict[str, Any]:
 
     room = room_left()
     memory = [(room.memory_bytes, room.memory_limit)] if room.memory_bytes is not None else []
-    if free := free_memory():
+    if free := _free_memory():
         memory.append((free, "this machine"))
     tasks = [(room.tasks, room.tasks_limit)] if room.tasks is not None else []
     own = limit(resource.RLIMIT_NPROC)
@@ -217,6 +216,12 @@ def _of_limits(facts: Facts) -> dict[str, Any]:
         "cpu_quota": room.cpus,
         "governor": governor.strip(),
     }
+
+
+def _free_memory() -> int:
+    """Bytes of memory that are available without swapping."""
+    words = read_fields("/proc/meminfo").get("MemAvailable", "").split()
+    return int(words[0]) << 10 if words and words[0].isdigit() else 0
 
 
 def _kernel() -> tuple[tuple[str, str], ...]:

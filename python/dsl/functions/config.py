@@ -84,16 +84,16 @@ class LaunchConfig:
     an unfinished line is shown; None: never), grace_s (shutdown_timeout with fractions), signal_scope (who
     hears the stop first: ``"rank"``, the worker alone, or ``"group"``, its process group; None: the worker of
     a function, and the group of a program), env (more variables for the workers), preload (modules that a
-    fork server imports; empty: the imports of the function's module), prewarm (read the interpreter and
-    torch's libraries into the page cache first), fork_server_per (``"numa"``: a fork server for each NUMA
-    node that workers are bound to), import_throttle (how many executed workers import at a time; None: all),
-    debug (ranks that run under debugpy: ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (port
-    of local rank 0; the other ranks use the next ports), debug_address (where the debugged workers listen),
-    debug_wait (each worker waits until a debugger has attached to it), stacks_on_failure (when a worker
-    fails, report what the others do before they are stopped), hang_timeout_s (the job hangs if no rank makes
-    progress for so many seconds; None: nobody watches), hang_action (what follows: ``"report"``, ``"stop"``
-    or ``"restart"``), events (a file to which what happens to the job is appended, docs/events.md), metrics
-    (``"[HOST:]PORT"`` or a file: where Prometheus finds figures of the job).
+    fork server imports; empty: the imports of the function's module), debug (ranks that run under debugpy:
+    ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks
+    use the next ports), debug_address (where the debugged workers listen), debug_wait (each worker waits
+    until a debugger has attached to it), stacks_on_failure (when a worker fails, report what the others do
+    before they are stopped), hang_timeout_s (the job hangs if no rank makes progress for so many seconds;
+    None: nobody watches), hang_action (what follows: ``"report"``, ``"stop"`` or ``"restart"``), events (a
+    file to which what happens to the job is appended, docs/events.md), metrics (``"[HOST:]PORT"`` or a
+    file: where Prometheus finds figures of the job).
+
+    Gone, and refused unless they have their defaults: prewarm, fork_server_per, import_throttle.
     """
 
     min_nodes: int
@@ -129,9 +129,6 @@ class LaunchConfig:
     signal_scope: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     preload: str | Collection[str] = ()
-    prewarm: bool = False
-    fork_server_per: str = "node"
-    import_throttle: int | None = None
     warm_for_s: float | None = None
     warm_memory: int | None = None
     debug: str | Collection[int] = ""
@@ -143,6 +140,9 @@ class LaunchConfig:
     hang_action: str = "report"
     events: str | None = None
     metrics: str | None = None
+    prewarm: bool = False
+    fork_server_per: str = "node"
+    import_throttle: int | None = None
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -210,9 +210,6 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
             method=config.start_method,  # type: ignore[arg-type]  # it was checked
             preload=tuple(config.preload.split(",") if isinstance(config.preload, str) else config.preload),
             source=source,
-            prewarm=config.prewarm,
-            server_per=config.fork_server_per,  # type: ignore[arg-type]  # it was checked
-            import_throttle=config.import_throttle,
             warm_for_s=config.warm_for_s,
             warm_memory=config.warm_memory,
         ),
@@ -250,13 +247,13 @@ def _output(config: LaunchConfig) -> OutputRequest:
 
 WORDS = {
     "start_method": ("spawn", "fork", "forkserver", "warm"),
-    "fork_server_per": ("node", "numa"),
     "hang_action": ("report", "stop", "restart"),
     "signal_scope": ("rank", "group", None),
 }
+GONE = {"prewarm": False, "fork_server_per": "node", "import_throttle": None}
+"""Fields of earlier versions, and the values that ask for nothing."""
 BOUNDS = {
     "max_restarts": (0, BEYOND - 1),
-    "import_throttle": (1, BEYOND - 1),
     "partial_after_s": (0, MOST_SECONDS),
     "debug_port": (1, LAST_PORT),
     "grace_s": (0, MOST_SECONDS),
@@ -277,6 +274,10 @@ def _check_values(config: LaunchConfig) -> None:
         value = getattr(config, name)
         if value not in words:
             raise OptionError(f"{name} {value!r}: expected one of {', '.join(filter(None, words))}")
+    for name, default in GONE.items():
+        if (value := getattr(config, name)) != default:
+            instead = "use start_method 'forkserver' or 'warm': all workers share one import"
+            raise OptionError(f"{name} {value!r} is gone, {instead}")
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(config, name)
         if value is not None and not smallest <= value <= largest:

@@ -89,9 +89,7 @@ class ForkServer(Record):
     is_module: bool = False
     """``script`` names a module."""
     cpus: tuple[int, ...] | None = None
-    """CPUs that it is bound to: those of its workers, or of their NUMA node; None: it is not bound."""
-    mempolicy: MemoryPolicy | None = None
-    """Its memory policy; None: the inherited one."""
+    """CPUs that it is bound to: those of its workers; None: it is not bound."""
     warm: Warm | None = None
     """It stays for other jobs; None: it ends with this one."""
 
@@ -222,10 +220,6 @@ class NodePlan(Record):
     """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()
     """Processes that fork workers. An attempt uses servers that already run, if they equal these."""
-    prewarms: bool = False
-    """The workers' interpreter and torch are read into the page cache before the first start."""
-    import_throttle: int | None = None
-    """How many executed workers may import at the same time; None: all."""
 
     @property
     def has_log_files(self) -> bool:

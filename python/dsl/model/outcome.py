@@ -302,21 +302,6 @@ class RestartFailed(Record):
     error: DslError | EngineError
 
 
-class Prewarmed(Record):
-    """What the first workers need was read into the page cache, before they start."""
-
-    files: int
-    """Number of files."""
-    file_bytes: int
-    """Total size of the files."""
-    read_bytes: int
-    """How much of that was not in memory yet, and was read."""
-    duration_s: float
-    """Seconds that it took."""
-    is_whole: bool = True
-    """Nothing was left out: no limit was reached, and no signal came."""
-
-
 class OutputCut(Record):
     """Lines that were dropped at the end, because the reader of the output did not take them."""
 

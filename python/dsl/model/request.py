@@ -202,10 +202,6 @@ class StartRequest(Record):
     """Modules that a fork server imports; empty: the installed modules that the script itself imports."""
     source: str = ""
     """File to search for these imports; empty: the script."""
-    prewarm: bool = False
-    server_per: Literal["node", "numa"] = "node"
-    """Workers that may share a fork server: all of a ``node``, or those bound to one NUMA node (``numa``)."""
-    import_throttle: int | None = None
     warm_for_s: Seconds | None = None
     """How long a warm fork server stays after its last job; None: the default."""
     warm_memory: int | None = None

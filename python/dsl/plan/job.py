@@ -69,9 +69,6 @@ def _wishes(request: Request) -> dict[str, Any]:
     for name in request.start.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise OptionError(f"--preload {quote(name)}: expected modules, such as torch,numpy.linalg")
-    throttle = request.start.import_throttle
-    if throttle is not None and not 1 <= throttle < BEYOND:
-        raise OptionError(f"--import-throttle {throttle}: expected a number of workers from 1 on")
     flavour = FLAVOURS[request.flavour]
     if request.debug.ranks:
         from dsl.plan.debugging import check_debug
@@ -211,14 +208,10 @@ def _unused_options(request: Request) -> list[Notice]:
     """Warnings for options of both commands that have no effect as they are given."""
     start, signals, debug = request.start, request.signals, request.debug
     hang_action = None if request.hang_action == "report" else request.hang_action
-    is_executed, server_per = start.method in ("spawn", "fork"), start.server_per
+    is_executed = start.method in ("spawn", "fork")
     found = [
         *_idle("--preempt-signal", ("--preempt-grace", signals.preempt_grace_s, signals.preempt is None)),
-        *_idle(
-            "--start-method forkserver",
-            ("--preload", start.preload or None, is_executed),
-            ("--fork-server-per", None if server_per == "node" else server_per, is_executed),
-        ),
+        *_idle("--start-method forkserver", ("--preload", start.preload or None, is_executed)),
         *_idle(
             "--start-method warm",
             ("--warm-for", start.warm_for_s, start.method != "warm"),

@@ -149,8 +149,6 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,
         signal_scope=job.signals.scope or _usual_scope(workers, facts),
-        prewarms=job.start.prewarm,
-        import_throttle=job.start.import_throttle,
         on_failure="report" if job.stacks_on_failure else "stop",
         stacks_on_failure=job.stacks_on_failure,
         hang_timeout_s=job.hang_timeout_s,

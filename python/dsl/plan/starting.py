@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.machine.cpus import NumaNode
     from dsl.model.request import Level
 
 LATE_VARIABLES = {
@@ -68,8 +67,8 @@ SECRET_PARTS = (
 LATE_PREFIX = "TORCHELASTIC_"
 LATE_SUFFIX = "_VISIBLE_DEVICES"
 
-NUMA_NODE, CPUS = "NUMA node", "CPUs that OpenMP binds threads to"
-"""Differences beside variables for which workers get separate fork servers. No variable has such a name."""
+CPUS = "CPUs that OpenMP binds threads to"
+"""A difference beside variables for which workers get separate fork servers; no variable has this name."""
 
 
 def is_late(name: str, flavour: Flavour) -> bool:
@@ -107,7 +106,7 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
             f"start method {job.start.method} has no effect on {job.program.name}, which is not run by Python"
         )
         return with_notice(plan, "warning", text)
-    return _divided(plan, job, facts)
+    return _divided(plan, job)
 
 
 def without_fork_servers(plan: NodePlan) -> NodePlan:
@@ -167,20 +166,16 @@ def _source(job: Job, facts: Facts) -> str | None:
     return None
 
 
-def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
+def _divided(plan: NodePlan, job: Job) -> NodePlan:
     """Plan a fork server for each class of workers that agree in what is read early.
 
     If there are several classes, a worker that is alone in its class is executed.
     """
     classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    by_numa = job.start.server_per == "numa"
-    homes = [_numa_node(worker, facts) if by_numa else None for worker in plan.workers]
     for index, worker in enumerate(plan.workers):
         if worker.debug_port is not None:
             continue  # a debugger has to be there before anything is imported
         own = sorted([one for one in worker.env.items() if not is_late(one[0], job.flavour)])
-        if (home := homes[index]) is not None:
-            own.append((NUMA_NODE, str(home.number)))
         if worker.cpus is not None and _binds_threads({**plan.env, **worker.env}):
             own.append((CPUS, format_ranges(worker.cpus)))
         classes.setdefault(tuple(own), []).append(index)
@@ -193,19 +188,14 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
             continue
         for index in members:
             workers[index] = replace(workers[index], fork_server=len(servers), fork_entry=entry)
-        env = {**shared, **{name: value for name, value in early if name not in (NUMA_NODE, CPUS)}}
-        served = [workers[index] for index in members]
-        servers.append(_server(served, job, env, homes[members[0]], facts, binds=CPUS in dict(early)))
+        env = {**shared, **{name: value for name, value in early if name != CPUS}}
+        servers.append(_server(workers[members[0]], job, env, binds=CPUS in dict(early)))
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
     debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     if debugged:
         plan = with_notice(plan, "info", f"{_ranks(debugged)} executed, not forked: --debug")
     if len(classes) > 1:
         plan = with_notice(plan, "info", _difference(plan, list(classes)))
-    away = [worker.rank for worker, home in zip(plan.workers, homes, strict=True) if home is None]
-    if by_numa and away:
-        why = "not bound to one NUMA node, give a binding such as --bind auto"
-        plan = with_notice(plan, "warning", f"--fork-server-per numa has no effect on {_ranks(away)}, {why}")
     return plan
 
 
@@ -220,40 +210,13 @@ def _binds_threads(env: Mapping[str, str]) -> bool:
     return any(name in env for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"))
 
 
-def _numa_node(worker: WorkerPlan, facts: Facts) -> NumaNode | None:
-    """The NUMA node that has all CPUs of a worker; None if there is not exactly one."""
-    cpus = set(worker.cpus or ())
-    near = [node for node in facts.cpus.numa_nodes if not cpus.isdisjoint(node.cpus)]
-    return near[0] if len(near) == 1 and cpus <= set(near[0].cpus) else None
-
-
-def _server(
-    workers: Sequence[WorkerPlan],
-    job: Job,
-    env: Mapping[str, str],
-    home: NumaNode | None,
-    facts: Facts,
-    *,
-    binds: bool,
-) -> ForkServer:
-    """The server of these workers, bound to the CPUs of their NUMA node, where the kernel puts its memory.
-
-    With ``binds`` it is bound to the CPUs of the workers, which are the same. It gets a memory policy only if
-    each worker has its own: a worker without one would inherit that of the server.
-    """
+def _server(worker: WorkerPlan, job: Job, env: Mapping[str, str], *, binds: bool) -> ForkServer:
+    """The server of all workers like this one. With ``binds`` it is bound to the CPUs that they share."""
     program, asked = job.program, job.start
-    cpus, policy = workers[0].cpus if binds else None, None
-    if home is not None:
-        from dsl.binding.cores import memory_policy
-        from dsl.machine.cpus import Topology
-
-        near = tuple([cpu for cpu in home.cpus if cpu in set(facts.cpus.allowed)])
-        cpus = cpus or near
-        if all(worker.mempolicy is not None for worker in workers):
-            policy = memory_policy("preferred", near, Topology(facts.cpus.numa_nodes))
+    cpus = worker.cpus if binds else None
     warm = None
-    if asked.method in ("warm", "auto") and cpus is None and policy is None:
-        known = {**workers[0].env, **env}
+    if asked.method in ("warm", "auto") and cpus is None:
+        known = {**worker.env, **env}
         secrets = sorted([name for name, value in known.items() if may_be_secret(name, value)])
         warm = Warm(
             stay_s=DEFAULT_WARM_S if asked.warm_for_s is None else asked.warm_for_s,
@@ -263,13 +226,12 @@ def _server(
             only_if_there=asked.method == "auto",
         )
     return ForkServer(
-        interpreter=workers[0].argv[: workers[0].fork_entry],
+        interpreter=worker.argv[: worker.fork_entry],
         env=env,
         preload=asked.preload,
         script=asked.source or ("" if program.kind == "call" else program.script),
         is_module=program.kind == "module" and not asked.source,
         cpus=cpus,
-        mempolicy=policy,
         warm=warm,
     )
 

@@ -30,7 +30,6 @@ from dsl.model.outcome import (
     Hang,
     Outcome,
     OutputCut,
-    Prewarmed,
     RestartFailed,
     TimerExpired,
 )
@@ -156,8 +155,6 @@ class Narrator:
             self.warn(f"{text}: py-spy dump --pid {event.pid} shows where it is")
         elif isinstance(event, ForkServerReady):
             self.say(f"fork server {event.server} is ready", "debug")
-        elif isinstance(event, Prewarmed):
-            self._hear_prewarmed(event)
         elif isinstance(event, TimerExpired):
             self._hear_timer(event)
         elif isinstance(event, Hang):
@@ -188,15 +185,6 @@ class Narrator:
             self.say(f"{name}: sent {signal_name(event.signum)} to it", "error")
         else:
             self.say(f"{name}, it asks for no signal", "warning")
-
-    def _hear_prewarmed(self, event: Prewarmed) -> None:
-        if not event.files:
-            text = "nothing was read ahead: neither the interpreter's libraries nor torch's were found"
-        else:
-            size = f"{event.read_bytes / (1 << 20):.0f} of {event.file_bytes / (1 << 20):.0f} MiB"
-            cut = "" if event.is_whole else ", then stopped"
-            text = f"read {size} of the interpreter and torch from disk in {event.duration_s:.1f} s{cut}"
-        self.say(text, "info")
 
     def _hear_notice(self, event: LogNotice) -> None:
         if event.kind == "lines_dropped":

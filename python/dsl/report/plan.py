@@ -148,8 +148,6 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
             "environment": _changes(plan, environ),
             "removed": _removed(plan, environ),
             "filtered_lines": [path for _, path, _ in plan.line_files],
-            "prewarm": plan.prewarms,
-            "import_throttle": plan.import_throttle,
             "fork_servers": [
                 {"interpreter": one.interpreter, "preload": one.preload or None, "cpus": one.cpus}
                 for one in plan.fork_servers

@@ -22,7 +22,6 @@ from dsl.model.outcome import (
     MembershipChanged,
     Outcome,
     OutputCut,
-    Prewarmed,
     RestartFailed,
     TimerExpired,
 )
@@ -157,7 +156,7 @@ class Recorder:
             self.membership(left=event.left, nodes=event.membership.node_count)
         elif isinstance(event, RestartFailed):
             self.tell("RestartFailed", why=str(event.error))
-        elif isinstance(event, (TimerExpired, Hang, Prewarmed, OutputCut)):
+        elif isinstance(event, (TimerExpired, Hang, OutputCut)):
             self.tell(type(event).__name__, **_plain(event))
         elif isinstance(event, Outcome):
             self._hear_outcome(event)

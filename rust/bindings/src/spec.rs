@@ -30,7 +30,6 @@ pub(crate) struct Launch<'py> {
     tells_first_output: bool,
     inherits: bool,
     tells_signals: bool,
-    import_throttle: Option<usize>,
     lingers: bool,
 }
 
@@ -281,7 +280,6 @@ impl Launch<'_> {
                 tells_first: self.tells_first_output,
             },
             tells_signals: self.tells_signals,
-            import_throttle: self.import_throttle,
         };
         spec.validate().map_err(spec_error)?;
         Ok(spec)
@@ -322,7 +320,6 @@ pub(crate) fn fork_server(
         binding: engine::Strictness::Wanted,
         logs: engine::LogOptions::default(),
         tells_signals: false,
-        import_throttle: None,
     })
 }
 

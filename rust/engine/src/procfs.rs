@@ -20,9 +20,8 @@ use crate::kernel_file;
 
 mod snapshot;
 
-pub(crate) use snapshot::Activity;
 pub use snapshot::{Stat, Vitals, descendants, parse_stat};
-use snapshot::{has_no_memory, parse_activity, parse_children, parse_exit_status, parse_vitals};
+use snapshot::{has_no_memory, parse_children, parse_exit_status, parse_vitals};
 
 /// Bytes of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
@@ -72,12 +71,6 @@ pub(crate) fn is_stopped(pid: i32) -> bool {
 pub(crate) fn is_halted(pid: i32) -> bool {
     let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
     stat.is_ok_and(|stat| stat.state == b'T')
-}
-
-/// What a running process does now; `None` if it has ended or cannot be seen.
-pub(crate) fn activity(pid: i32) -> Option<Activity> {
-    let mut procfs = ProcFs::open().ok()?;
-    parse_activity(procfs.starts(pid, "stat").ok()?)
 }
 
 /// Pids of the children of this process, living and dead, with those that it has adopted.

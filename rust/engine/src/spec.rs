@@ -276,9 +276,6 @@ pub struct LaunchSpec {
     pub logs: LogOptions,
     /// Whether signals to the job are only reported to the owner, without any reaction.
     pub tells_signals: bool,
-    /// How many executed workers may import at the same time, as far as we can see; the others start later. Forked
-    /// workers do not count.
-    pub import_throttle: Option<usize>,
 }
 
 /// Why a spec cannot be started.
@@ -318,9 +315,6 @@ pub enum SpecError {
     /// A descriptor is named twice.
     #[error("worker {0}: descriptor {1} is to be kept twice")]
     KeptTwice(usize, i32),
-    /// With zero import tokens no worker could begin.
-    #[error("import_throttle 0 lets no worker begin, give 1 or more")]
-    NoTokens,
     /// The entry is not a place in `argv` behind its first word.
     #[error("worker {0}: fork_entry must be the place in argv of what follows the interpreter and its flags")]
     ForkEntry(usize),
@@ -344,9 +338,6 @@ impl LaunchSpec {
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.workers.is_empty() {
             return Err(SpecError::NoWorkers);
-        }
-        if self.import_throttle == Some(0) {
-            return Err(SpecError::NoTokens);
         }
         let mut foreground = None;
         for (index, worker) in self.workers.iter().enumerate() {
@@ -425,7 +416,6 @@ mod tests {
             binding: Strictness::Required,
             logs: LogOptions::default(),
             tells_signals: false,
-            import_throttle: None,
         };
         launch.validate()
     }

@@ -10,11 +10,6 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::forkserver::{FORK_PATIENCE, State};
-use crate::procfs::Activity;
-
-mod tokens;
-
-use tokens::Tokens;
 
 /// How many orders may be open at a time, so that the server can fork while its children enter.
 const ORDERS_AHEAD: usize = 16;
@@ -27,7 +22,7 @@ const LEAD: Duration = Duration::from_millis(15);
 pub(crate) enum Next {
     /// Nothing: all workers were tried, or we must wait for a fork server.
     Nothing,
-    /// Nothing before this time: the first worker has its lead, or all import tokens are taken.
+    /// Nothing before this time: the first worker has its lead.
     Later(Instant),
     /// Execute this worker.
     Execute(usize),
@@ -47,20 +42,17 @@ pub(crate) struct Starting<O> {
     order_due: Option<Instant>,
     /// When the lead of the first worker is over.
     lead_until: Option<Instant>,
-    /// Import tokens; `None` without a throttle.
-    tokens: Option<Tokens>,
 }
 
 impl<O> Starting<O> {
-    /// `servers`: the fork server that each worker names. `throttle`: how many executed workers may import at a time.
-    pub(crate) fn new(servers: Vec<Option<usize>>, throttle: Option<usize>) -> Self {
+    /// `servers`: the fork server that each worker names.
+    pub(crate) fn new(servers: Vec<Option<usize>>) -> Self {
         Self {
             servers,
             next: 0,
             orders: VecDeque::new(),
             order_due: None,
             lead_until: None,
-            tokens: throttle.map(Tokens::new),
         }
     }
 
@@ -84,10 +76,7 @@ impl<O> Starting<O> {
         match server.filter(|&server| state(server) == State::Ready) {
             Some(server) if self.orders.len() < most => Next::Order { worker, server },
             _ if self.has_orders() => Next::Nothing,
-            _ => match &self.tokens {
-                Some(tokens) if tokens.are_taken() => Next::Later(tokens.due()),
-                _ => Next::Execute(worker),
-            },
+            _ => Next::Execute(worker),
         }
     }
 
@@ -96,27 +85,9 @@ impl<O> Starting<O> {
         self.next += 1;
     }
 
-    /// Notes that an executed worker runs. With a throttle it holds a token.
-    pub(crate) fn executed(&mut self, worker: usize, pid: i32, now: Instant) {
-        if let Some(tokens) = &mut self.tokens {
-            tokens.give(worker, pid, now);
-        }
-    }
-
-    /// Notes that a worker has ended, and frees its token.
-    pub(crate) fn ended(&mut self, worker: usize) {
-        if let Some(tokens) = &mut self.tokens {
-            tokens.take_back(worker);
-        }
-    }
-
-    /// Ends the lead of the first worker in time, and frees the tokens of workers that have done their imports. `see`
-    /// returns what a process does now.
-    pub(crate) fn look_at_workers(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
+    /// Ends the lead of the first worker in time.
+    pub(crate) fn end_lead(&mut self, now: Instant) {
         self.lead_until = self.lead_until.filter(|until| *until > now);
-        if let Some(tokens) = &mut self.tokens {
-            tokens.look(now, see);
-        }
     }
 
     /// Notes an order for the next worker.

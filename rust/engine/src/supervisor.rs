@@ -16,7 +16,6 @@ use crate::guard::Agent;
 use crate::mux::{Consoles, Mux};
 use crate::orphans::reap;
 use crate::poller::Poller;
-use crate::procfs;
 use crate::signals::Reach;
 use crate::spawn::{Spawner, open_files_limit};
 use crate::spec::LaunchSpec;
@@ -263,7 +262,7 @@ impl Supervisor {
         }
     }
 
-    /// When to look at the workers that run, if the next one waits for that.
+    /// When the lead of the first worker is over, if the next one waits for that.
     fn starts_due(&self) -> Option<Instant> {
         match self.next_start() {
             Next::Later(due) => Some(due),
@@ -318,7 +317,7 @@ impl Supervisor {
         if self.starts_due().is_some_and(|due| due <= now)
             && let Some(job) = &mut self.job
         {
-            job.starting_mut().look_at_workers(now, procfs::activity);
+            job.starting_mut().end_lead(now);
         }
         let is_late = self.job.as_ref().and_then(|job| job.starting().order_due());
         if is_late.is_some_and(|due| due <= now) {

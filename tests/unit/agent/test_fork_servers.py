@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
 
 from dsl._record import replace
 from dsl.agent.agent import Agent
-from dsl.machine import prewarm
 from dsl.model.node import ForkServer, NodePlan
-from dsl.model.outcome import AttemptStarted, Membership, Prewarmed
+from dsl.model.outcome import Membership
 
 FAILED = an_exit(1, code=7)
 WELL = [exited(an_exit(0, code=0)), exited(an_exit(1, code=0)), end()]
@@ -87,9 +84,9 @@ def test_a_server_is_started_first_and_its_workers_name_it() -> None:
 
 
 def test_a_server_is_placed_beside_its_workers() -> None:
-    placed = replace(SERVER, cpus=(0, 1), mempolicy=("preferred", (0,)))
+    placed = replace(SERVER, cpus=(0, 1))
     supervisor, _ = run(forked_plan(0, SERVER, placed))
-    assert supervisor.server_places == [(None, None), ((0, 1), ("preferred", (0,)))]
+    assert supervisor.server_places == [None, (0, 1)]
 
 
 def test_the_next_attempt_uses_the_servers_that_are_there() -> None:
@@ -109,18 +106,3 @@ def test_without_a_server_nothing_of_it_is_started() -> None:
     supervisor, _ = run(forked_plan(0))
     assert supervisor.fork_servers == []
     assert numbers(supervisor.started[0]) == [None, None]
-
-
-def test_files_are_read_ahead_once_before_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, bool]] = []
-
-    def noted(interpreter: str, environ: object, goes_on: Callable[[], bool]) -> Prewarmed:
-        asked.append((interpreter, goes_on()))
-        return Prewarmed(1, 2, 2, 0.0)
-
-    monkeypatch.setattr(prewarm, "prewarm", noted)
-    plans = [replace(forked_plan(number), prewarms=True) for number in (0, 1)]
-    _, ear = run(*plans)
-    assert asked == [("python", True)]
-    kinds = [type(one) for one in ear.heard]
-    assert kinds.index(Prewarmed) < kinds.index(AttemptStarted)

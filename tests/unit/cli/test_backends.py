@@ -70,14 +70,11 @@ IN_THE_JOB = {
     "mem_policy": Case("local", with_="--bind auto"),
     "start_method": Case("forkserver"),
     "preload": Case("torch", with_="--start-method forkserver"),
-    "prewarm": Case(),
-    "import_throttle": Case("2"),
     "warm_for": Case("60", with_="--start-method warm"),
     "warm_memory": Case("2G", with_="--start-method warm"),
     "stacks_on_failure": Case(),
     "hang_timeout": Case("600"),
     "hang_action": Case("stop", with_="--hang-timeout 600"),
-    "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
     "debug": Case("all"),
     "debug_port": Case("7000", with_="--debug"),
     "debug_address": Case("0.0.0.0", with_="--debug"),
@@ -104,6 +101,7 @@ IS_TOLD_THE_AGENTS = {
     "heartbeat": Case("3"),
 }
 EXCEPTIONS = {
+    "fork_server_per": "it has no effect",
     "launcher": "each test goes through all of its words",
     "one_agent_per_node": "below, for the launchers that start ranks",
     "no_ssh": "no host is reached then",

@@ -55,6 +55,10 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
         ("dsl", f"--{'z' * 5000} t.py", "zzz, see dsl --help"),
         ("dslrun", "--hostfil h t.py", "--hostfil, dslrun has --nnodes"),
         ("dslrun", "--nproc_per_nod3 2 t.py", "--nproc_per_nod3, did you mean --nproc_per_node?"),
+        ("dsl", "--prewarm t.py", "--prewarm, which is gone, use --start-method forkserver or warm"),
+        ("dslrun", "--import-throttle 4 t.py", "--import-throttle, which is gone, use --start-method forkserver"),
+        ("dslrun", "--import_throttle=4 t.py", "--import_throttle=4, which is gone, use --start-method forkserver"),
+        ("dslrun", "--fork-server-per numa t.py", "--fork-server-per: numa is gone, leave the option out: all workers"),
         ("dsl", "-V", "-V, did you mean --version?"),
         ("dsl", "--nmu_gpus=2", "unrecognized arguments: --nmu_gpus=2, did you mean --num_gpus?"),
         ("dslrun", "--nnodes 2", "the following arguments are required: SCRIPT, see dslrun -h"),
@@ -183,3 +187,14 @@ def test_the_default_of_the_launcher_is_said_once(capsys: pytest.CaptureFixture[
 def test_a_variable_that_is_the_default_of_no_option(variable: str, said: str) -> None:
     environ = {"PET_NNODES": "1", "PET_STDIN": "0", "PET_RDZV_CONF": "", "CARPET_ID": "1", variable: "2"}
     assert [one.line for one in unknown_variables(environ, LINES["dslrun"])] == [said]
+
+
+@pytest.mark.parametrize("variable", ["PET_PREWARM", "PET_IMPORT_THROTTLE"])
+def test_the_default_of_an_option_that_is_gone_is_refused(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert torchrun.main(["t.py"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"{variable}: the default of --" in line
+    assert ", which is gone, use --start-method forkserver or warm" in line

@@ -68,7 +68,6 @@ BOTH = {
     "redirects": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "tee": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "local_ranks_filter": NO_RANKS,
-    "import_throttle": ("0", *NO_COUNTS),
     "warm_for": NO_SECONDS,
     "warm_memory": ("-1", "0", f"{LONG}K", "1.5M", *[one for one in NO_INTEGERS if one != "99999999999"]),
     "debug": ("1,", "3-1", *NO_RANKS),

@@ -48,11 +48,8 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "mem_policy": ("local", "placement.memory", "local"),
     "start_method": ("forkserver", "start.method", "forkserver"),
     "preload": ("torch,a.b", "start.preload", ("torch", "a.b")),
-    "prewarm": ("", "start.prewarm", True),
-    "import_throttle": ("2", "start.import_throttle", 2),
     "warm_for": ("60", "start.warm_for_s", 60.0),
     "warm_memory": ("2G", "start.warm_memory", 2 << 30),
-    "fork_server_per": ("numa", "start.server_per", "numa"),
     "debug": ("0,2-3", "debug.ranks", "0,2-3"),
     "debug_port": ("7000", "debug.port", 7000),
     "debug_address": ("0.0.0.0", "debug.address", "0.0.0.0"),
@@ -127,7 +124,13 @@ TORCH: dict[str, tuple[str, str, Any]] = {
 }
 FIELDS = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 # Options that torchrun has and that change nothing here, and those that have a test of their own below.
-WITHOUT_EFFECT = {"monitor_interval", "exit_barrier_timeout", "event_log_handler", "print_completion"}
+WITHOUT_EFFECT = {
+    "monitor_interval",
+    "exit_barrier_timeout",
+    "event_log_handler",
+    "print_completion",
+    "fork_server_per",
+}
 APART = {"doctor", "nnodes", "run_path", "use_env", "preempt_signal"}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
@@ -222,7 +225,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         "--one-agent-per-node --heartbeat 3 "
         "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
         "--duplicate_stderr_filters b --tag-output never --collapse --partial-after 2 --stdin none --log_max_size 64k "
-        "--start_method auto --preload torch --prewarm"
+        "--start_method auto --preload torch"
     )
     assert _read("dsl", *line.split()) == Request(
         "deepspeed",
@@ -257,7 +260,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         ),
         PlacementRequest(bind_cores_to_rank=True, core_list="0"),
         ElasticRequest(autotuning="run", training=True, min_nodes=1, max_nodes=2),
-        StartRequest("auto", ("torch",), prewarm=True),
+        StartRequest("auto", ("torch",)),
         log_level="debug",
         save_pid=True,
     )

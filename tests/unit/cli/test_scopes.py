@@ -57,11 +57,9 @@ BOTH = {
     "mem_policy": Case("local"),
     "start_method": Case("forkserver"),
     "preload": Case("torch"),
-    "prewarm": Case(),
-    "import_throttle": Case("2"),
     "warm_for": Case("60", with_="--start-method warm"),
     "warm_memory": Case("2G", with_="--start-method warm"),
-    "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
+    "fork_server_per": Case("node"),
     "debug": Case("1"),
     "debug_port": Case("7000"),
     "debug_address": Case("0.0.0.0"),
@@ -145,6 +143,7 @@ CASES = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 CHECKED = "it is checked and has no effect on a job of this version"
 SHOWS = "the devices are looked up to be shown, by the one node that plans and starts nothing"
 WITHOUT_EFFECT = {
+    **{(command, "fork_server_per"): "numa is gone" for command in LINES},
     ("dslrun", "monitor_interval"): CHECKED,
     ("dslrun", "exit_barrier_timeout"): CHECKED,
     ("dslrun", "print_completion"): "the command prints a script in place of a job",

@@ -37,8 +37,6 @@ OURS = {
     "--dry-run-json",
     "--strict",
     "--preload",
-    "--prewarm",
-    "--import-throttle",
     "--fork-server-per",
     *("--warm-for", "--warm-memory"),
     *("--debug", "--debug-port", "--debug-address", "--debug-wait"),
@@ -178,7 +176,7 @@ def test_every_option_has_a_variable_and_the_command_line_wins(action: argparse.
         ]
         assert getattr(_options(f"{flag} t.py", {variable: "0"}), action.dest) is True
         return
-    first, second = ("5", "6") if not action.choices else list(action.choices)[:-3:-1]
+    first, second = ("5", "6") if not action.choices else (list(action.choices) * 2)[:-3:-1]
     if action.dest in ("log_max_size", "warm_memory"):
         first, second = "1M", "2M"
     mark = "=" if action.nargs == "?" else " "

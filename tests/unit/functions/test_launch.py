@@ -196,8 +196,9 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         {"min_nodes": 2},
         {"max_restarts": -1},
         {"start_method": "thread"},
-        {"fork_server_per": "host"},
-        {"import_throttle": 0},
+        {"fork_server_per": "numa"},
+        {"import_throttle": 2},
+        {"prewarm": True},
         {"warm_for_s": -1},
         {"warm_memory": 0},
         {"debug": "first"},
@@ -235,14 +236,9 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
         ({"start_method": "fork"}, StartRequest("fork", source="/me/code.py")),
         ({"start_method": "forkserver"}, StartRequest("forkserver", source="/me/code.py")),
         (
-            {"start_method": "forkserver", "preload": ["a", "b.c"], "prewarm": True},
-            StartRequest("forkserver", ("a", "b.c"), "/me/code.py", prewarm=True),
+            {"start_method": "forkserver", "preload": ["a", "b.c"]},
+            StartRequest("forkserver", ("a", "b.c"), "/me/code.py"),
         ),
-        (
-            {"start_method": "forkserver", "fork_server_per": "numa"},
-            StartRequest("forkserver", source="/me/code.py", server_per="numa"),
-        ),
-        ({"import_throttle": 2}, StartRequest(source="/me/code.py", import_throttle=2)),
         ({"preload": "a,b"}, StartRequest(preload=("a", "b"), source="/me/code.py")),
         (
             {"start_method": "warm", "warm_for_s": 5.0, "warm_memory": 1 << 30},

@@ -101,9 +101,6 @@ JOBS = st.builds(
         method=st.sampled_from(["spawn", "fork", "forkserver", "auto"]),
         preload=st.lists(TEXTS, max_size=3).map(tuple),
         source=WORDS,
-        prewarm=st.booleans(),
-        server_per=st.sampled_from(["node", "numa"]),
-        import_throttle=st.none() | NUMBERS,
     ),
     debug=st.builds(
         DebugRequest, ranks=TEXTS, port=st.integers(0, 65535), address=TEXTS, waits=st.booleans()

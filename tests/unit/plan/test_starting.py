@@ -20,7 +20,7 @@ from dsl.model.node import NodePlan
 from dsl.model.request import Program
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import plan_job
-from dsl.plan.starting import NUMA_NODE, is_late, may_be_secret, why_no_torch, with_fork_servers
+from dsl.plan.starting import is_late, may_be_secret, why_no_torch, with_fork_servers
 
 TORCH_SCRIPT = "import os\nfrom torch import nn\n"
 OTHER_SCRIPT = "import os  # not torch\n"
@@ -272,96 +272,15 @@ def test_what_is_no_module_is_refused_in_one_line(name: str, flavour: str) -> No
 @pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
 def test_wishes_for_a_server_that_there_is_not_are_told(flavour: str) -> None:
     request = make_request(flavour, preload=("numpy",))
-    request = replace(request, start=replace(request.start, server_per="numa"))
     planned_job = plan_job(request, make_facts(cuda=1))
     texts = [one.text for one in planned_job.notices if "hostfile" not in one.text]
-    assert texts == [
-        "--preload has no effect without --start-method forkserver",
-        "--fork-server-per has no effect without --start-method forkserver",
-    ]
+    assert texts == ["--preload has no effect without --start-method forkserver"]
 
 
-def on_numa_nodes(
-    places: list[tuple[int, ...] | None], policies: list[Any] | None = None, allowed: Any = range(8)
-) -> NodePlan:
-    """Workers bound to these CPUs of a machine with the NUMA nodes 0-3, 4-7 and one of memory alone."""
-    nodes = (NumaNode(0, (0, 1, 2, 3)), NumaNode(1, (4, 5, 6, 7)), NumaNode(2, ()))
-    facts = make_facts(numa_nodes=nodes, allowed=allowed)
-    plan = planned(count=len(places), start_method="spawn", facts=facts)
-    memory = policies or [None] * len(places)
-    bound = [
-        replace(worker, cpus=cpus, mempolicy=policy)
-        for worker, cpus, policy in zip(plan.workers, places, memory, strict=True)
-    ]
-    request = make_request("torch", "t.py", nproc_per_node=str(len(places)), start_method="forkserver")
-    request = replace(request, start=replace(request.start, server_per="numa"))
-    return with_fork_servers(replace(plan, workers=tuple(bound)), plan_job(request, facts).job, facts)
-
-
-NO_EFFECT = "--fork-server-per numa has no effect on {}, not bound to one NUMA node, give a binding such as --bind auto"
-
-
-@pytest.mark.parametrize(
-    "places, served, cpus, said",
-    [
-        (
-            [(0, 1), (2, 3), (4, 5), (6, 7)],
-            [0, 0, 1, 1],
-            [(0, 1, 2, 3), (4, 5, 6, 7)],
-            ["2 fork servers: the workers differ in NUMA node"],
-        ),
-        ([(0,), (1,)], [0, 0], [(0, 1, 2, 3)], []),
-        (
-            [(0,), (1,), (4,)],
-            [0, 0, None],
-            [(0, 1, 2, 3)],
-            ["1 fork server, rank 2 executed: the workers differ in NUMA node"],
-        ),
-        (
-            [(4,), (5,), (3, 4), None],
-            [0, 0, 1, 1],
-            [(4, 5, 6, 7), None],
-            ["2 fork servers: the workers differ in NUMA node", NO_EFFECT.format("ranks 2-3")],
-        ),
-        ([None, None], [0, 0], [None], [NO_EFFECT.format("ranks 0-1")]),
-    ],
-)
-def test_a_server_for_each_numa_node_runs_there(
-    places: list[tuple[int, ...] | None], served: list[int | None], cpus: list[Any], said: list[str]
-) -> None:
-    plan = on_numa_nodes(places)
-    assert [worker.fork_server for worker in plan.workers] == served
-    assert [server.cpus for server in plan.fork_servers] == cpus
-    assert all(NUMA_NODE not in server.env for server in plan.fork_servers)
-    found = [one.text for one in plan.notices if "fork" in one.text]
-    assert found == said
-
-
-def test_a_server_keeps_within_the_cpus_that_workers_may_have() -> None:
-    plan = on_numa_nodes([(1,), (2,)], allowed=(1, 2, 4))
-    assert [server.cpus for server in plan.fork_servers] == [(1, 2)]
-
-
-@pytest.mark.parametrize(
-    "policies, expected",
-    [
-        ([("bind", (0,)), ("bind", (0,))], ("preferred", (0,))),
-        ([("local", ()), ("interleave", (0,))], ("preferred", (0,))),
-        ([None, ("bind", (0,))], None),
-        ([None, None], None),
-    ],
-)
-def test_a_server_has_a_memory_policy_where_no_worker_would_inherit_it(
-    policies: list[Any], expected: Any
-) -> None:
-    plan = on_numa_nodes([(0,), (1,)], policies)
-    assert [server.mempolicy for server in plan.fork_servers] == [expected]
-
-
-def test_without_the_wish_workers_of_all_numa_nodes_share_a_server() -> None:
+def test_workers_of_all_numa_nodes_share_a_server() -> None:
     facts = make_facts(numa_nodes=(NumaNode(0, (0, 1, 2, 3)), NumaNode(1, (4, 5, 6, 7))))
     (server,) = planned(count=4, facts=facts, bind="auto").fork_servers
-    assert (server.cpus, server.mempolicy) == (None, None)
+    assert server.cpus is None
 
 
 @pytest.mark.parametrize(
@@ -404,27 +323,9 @@ def test_a_task_of_one_rank_is_executed() -> None:
     assert len(whole.fork_servers) == 1
 
 
-@pytest.mark.parametrize("task, prewarms", [(None, True), (0, True), (1, False)])
-def test_a_node_is_read_ahead_by_one_of_its_tasks(task: int | None, *, prewarms: bool) -> None:
-    assert conducted(planned(count=2, prewarm=True), task, {}).prewarms is prewarms
-
-
-def test_tasks_of_one_rank_import_when_they_like() -> None:
-    """An agent for each rank sees no other rank."""
-    plan = planned(count=4, start_method="spawn", import_throttle=2)
-    assert plan.import_throttle == 2 == conducted(plan, None, {}).import_throttle
-    task = conducted(plan, 2, {})
-    assert task.import_throttle is None
-    assert task.notices[-1].line == (
-        "warning: --import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
-    )
-
-
 def test_the_wish_travels() -> None:
-    job: Job = plan_job(
-        make_request("torch", preload=("a",), start_method="auto", prewarm=True), make_facts()
-    ).job
-    assert (job.start.method, job.start.preload, job.start.prewarm) == ("auto", ("a",), True)
+    job: Job = plan_job(make_request("torch", preload=("a",), start_method="auto"), make_facts()).job
+    assert (job.start.method, job.start.preload) == ("auto", ("a",))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from dsl.model.outcome import (
     MembershipChanged,
     Outcome,
     OutputCut,
-    Prewarmed,
     RestartFailed,
     TimerExpired,
 )
@@ -69,7 +68,6 @@ class Book:
         (MembershipChanged(Membership(2), ("n1", "n2")), "Membership", {"left": ["n1", "n2"], "nodes": 2}),
         (RestartFailed(DslError("no room")), "RestartFailed", {"why": "no room"}),
         (TimerExpired(9, "step", 9), "TimerExpired", {"pid": 9, "scope": "step", "signum": 9}),
-        (Prewarmed(1, 2, 3, 0.5), "Prewarmed", {"files": 1, "read_bytes": 3}),
         (OutputCut(3, None), "OutputCut", {"lines": 3, "signum": None}),
         (Outcome(0, (WELL,)), "JobEnded", {"code": 0, "attempts": 1, "verdict": []}),
     ],
@@ -180,7 +178,6 @@ happenings = st.one_of(
     ),
     st.builds(TimerExpired, counts, any_text, counts),
     st.builds(OutputCut, counts, st.none() | counts),
-    st.builds(Prewarmed, counts, counts, counts, st.floats(0, 1e6)),
     st.builds(lambda text: RestartFailed(DslError(text)), any_text),
     st.builds(
         lambda count, left: MembershipChanged(Membership(count), tuple(left)), counts, st.lists(any_text)

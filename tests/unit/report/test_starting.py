@@ -10,7 +10,6 @@ from tests.support.events import a_plan
 
 from dsl import ForkServerLost, ForkServerReady, ForkServerSlow
 from dsl.functions.launcher import Logger
-from dsl.model.outcome import Prewarmed
 from dsl.report.narrator import Narrator
 
 LOST: Any = Mock(spec=ForkServerLost, server=1, text="refused: a thread runs", workers=[])
@@ -35,21 +34,6 @@ LOST_LINE = "fork server 1 refused: a thread runs: workers are executed instead"
         (SLOW, "error", []),
         (READY, "info", []),
         (READY, "debug", ["dsl: fork server 1 is ready"]),
-        (
-            Prewarmed(3, 9 << 20, 4 << 20, 1.25),
-            "info",
-            ["dsl: read 4 of 9 MiB of the interpreter and torch from disk in 1.2 s"],
-        ),
-        (
-            Prewarmed(3, 9 << 20, 4 << 20, 60.0, is_whole=False),
-            "info",
-            ["dsl: read 4 of 9 MiB of the interpreter and torch from disk in 60.0 s, then stopped"],
-        ),
-        (
-            Prewarmed(0, 0, 0, 0.0),
-            "info",
-            ["dsl: nothing was read ahead: neither the interpreter's libraries nor torch's were found"],
-        ),
     ],
 )
 def test_each_event_is_one_line(

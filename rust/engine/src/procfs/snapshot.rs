@@ -67,30 +67,6 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
-/// What a process does at a moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Activity {
-    /// The main thread waits for something that may never come. Waiting for a disk or a processor does not count.
-    pub(crate) waits: bool,
-    /// Clock ticks of processor time that all of its threads have used.
-    pub(crate) ticks: u64,
-}
-
-/// The activity of a living process, from a line of `stat`: its state, and fields 14 and 15.
-pub(super) fn parse_activity(text: &[u8]) -> Option<Activity> {
-    let state = parse_stat(text).filter(|stat| !stat.is_dead())?.state;
-    let close = text.iter().rposition(|&byte| byte == b')')?;
-    let mut times = text[close..]
-        .split(|&byte| byte == b' ')
-        .skip(12)
-        .map(number::<u64>);
-    let (user, system) = (times.next()??, times.next()??);
-    Some(Activity {
-        waits: state == b'S',
-        ticks: user + system,
-    })
-}
-
 /// What a process uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vitals {

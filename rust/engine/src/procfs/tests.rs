@@ -502,28 +502,6 @@ fn the_status_of_a_zombie_is_in_its_line() {
 }
 
 #[test]
-fn what_a_process_does_is_in_its_line() {
-    let sleeps = String::from_utf8(line(1, b") R 5 (", 2)).unwrap();
-    let seen = |waits, ticks| Some(Activity { waits, ticks });
-    for (text, expected) in [
-        (sleeps.clone(), seen(true, 11)),
-        (sleeps.replace(") S ", ") D "), seen(false, 11)),
-        (sleeps.replace(") S ", ") R "), seen(false, 11)),
-        (sleeps.replace(") S ", ") T "), seen(false, 11)),
-        // A zombie main thread with one living thread, then with none.
-        (
-            sleeps.replace(") S ", ") Z ").replace(" 1 0 99", " 2 0 99"),
-            seen(false, 11),
-        ),
-        (sleeps.replace(") S ", ") Z "), None),
-        ("1 (a) S 1 1 1".to_owned(), None),
-    ] {
-        assert_eq!(parse_activity(text.as_bytes()), expected, "{text}");
-    }
-    assert!(activity(getpid().as_raw_nonzero().get()).is_some());
-}
-
-#[test]
 fn how_a_child_ended_is_seen_before_it_is_reaped() {
     let _children = sharing::beside_others();
     for (words, expected) in [("exit 0", 0), ("exit 5", 5 << 8), ("kill -9 $$", 9)] {

@@ -109,7 +109,6 @@ fn start_watched(
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
-        import_throttle: None,
     };
     let context = AttemptContext {
         env,

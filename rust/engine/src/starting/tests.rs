@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -17,7 +16,6 @@ fn start_all(starting: &mut Starting<usize>, states: &[State], now: Instant) -> 
             Next::Nothing | Next::Later(_) => return done,
             Next::Execute(worker) => {
                 starting.execute();
-                starting.executed(worker, worker as i32, now);
                 done.push(("executed", worker));
             }
             Next::Order { worker, .. } => {
@@ -51,7 +49,7 @@ fn each_worker_starts_as_its_fork_server_allows() {
         (vec![Some(0), None], vec![READY], ordered(&[0])),
         (vec![Some(0), Some(1)], vec![READY, GONE], ordered(&[0])),
     ] {
-        let mut starting = Starting::new(servers.clone(), None);
+        let mut starting = Starting::new(servers.clone());
         assert_eq!(
             start_all(&mut starting, &states, now),
             expected,
@@ -63,10 +61,10 @@ fn each_worker_starts_as_its_fork_server_allows() {
 #[test]
 fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for() {
     let now = Instant::now();
-    let mut starting = Starting::new(vec![Some(0); ORDERS_AHEAD + 3], None);
+    let mut starting = Starting::new(vec![Some(0); ORDERS_AHEAD + 3]);
     assert_eq!(start_all(&mut starting, &[READY], now), [("ordered", 0)]);
     assert_eq!(starting.delivered(now), Some((0, 0)));
-    starting.look_at_workers(now + LEAD, |_| None);
+    starting.end_lead(now + LEAD);
     assert_eq!(start_all(&mut starting, &[READY], now).len(), ORDERS_AHEAD);
     assert_eq!(starting.order_due(), Some(now + FORK_PATIENCE));
     let later = now + Duration::from_secs(1);
@@ -86,48 +84,24 @@ fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for
 #[test]
 fn the_first_forked_worker_has_a_lead() {
     let now = Instant::now();
-    let mut starting = Starting::new(vec![Some(0); 2], None);
+    let mut starting = Starting::new(vec![Some(0); 2]);
     start_all(&mut starting, &[READY], now);
     assert_eq!(starting.next(&[READY]), Next::Nothing, "it does not run yet");
     starting.delivered(now);
-    starting.look_at_workers(now + LEAD / 2, |_| None);
+    starting.end_lead(now + LEAD / 2);
     assert_eq!(starting.next(&[READY]), Next::Later(now + LEAD));
-    starting.look_at_workers(now + LEAD, |_| None);
+    starting.end_lead(now + LEAD);
     assert_eq!(start_all(&mut starting, &[READY], now), [("ordered", 1)]);
-    let mut alone = Starting::new(vec![Some(0)], None);
+    let mut alone = Starting::new(vec![Some(0)]);
     start_all(&mut alone, &[READY], now);
     alone.delivered(now);
     assert_eq!(alone.next(&[READY]), Next::Nothing, "nobody wakes up for it");
 }
 
 #[test]
-fn an_executed_worker_waits_for_a_token_and_a_forked_one_does_not() {
-    let now = Instant::now();
-    let mut starting = Starting::new(vec![None, None, None, Some(0)], Some(2));
-    assert_eq!(
-        start_all(&mut starting, &[READY], now),
-        [("executed", 0), ("executed", 1)]
-    );
-    assert!(matches!(starting.next(&[READY]), Next::Later(due) if due > now));
-    starting.look_at_workers(now, |pid| {
-        (pid == 0).then_some(Activity {
-            waits: false,
-            ticks: 1,
-        })
-    });
-    assert_eq!(
-        start_all(&mut starting, &[READY], now),
-        [("executed", 2), ("ordered", 3)],
-        "worker 1 has ended, worker 0 imports"
-    );
-    assert_eq!(starting.delivered(now), Some((3, 3)));
-    assert_eq!(starting.next(&[READY]), Next::Nothing);
-}
-
-#[test]
 fn nothing_starts_behind_a_cancel() {
     let now = Instant::now();
-    let mut starting = Starting::new(vec![None, Some(0), Some(0)], None);
+    let mut starting = Starting::new(vec![None, Some(0), Some(0)]);
     assert_eq!(start_all(&mut starting, &[READY], now).len(), 3);
     assert_eq!(starting.take_orders(), [1, 2]);
     assert_eq!(starting.cancel(), 1..3);
@@ -145,8 +119,6 @@ enum Happening {
     /// A fork server becomes ready, or closes. If it closes, its orders are taken back.
     Ready(usize),
     Close(usize),
-    /// A worker that has started ends.
-    End(usize),
     Cancel,
 }
 
@@ -156,45 +128,37 @@ fn happening() -> impl Strategy<Value = Happening> {
         6 => Just(Happening::Deliver),
         2 => (0..3_usize).prop_map(Happening::Ready),
         1 => (0..3_usize).prop_map(Happening::Close),
-        4 => (0..40_usize).prop_map(Happening::End),
         1 => Just(Happening::Cancel),
     ]
 }
 
 proptest! {
     /// For any events in any order: each worker is tried exactly once, in the order of the indices, executed or
-    /// ordered as its fork server allows. There are never more orders or tokens than allowed.
+    /// ordered as its fork server allows. There are never more orders than allowed.
     #[test]
     fn every_worker_is_tried_once_and_in_its_turn(
         servers in prop::collection::vec(prop::option::of(0..3_usize), 0..40),
-        throttle in prop::option::of(1..4_usize),
         history in prop::collection::vec(happening(), 0..200),
     ) {
         let now = Instant::now();
-        let mut starting = Starting::new(servers.clone(), throttle);
+        let mut starting = Starting::new(servers.clone());
         let mut states = [IMPORTS; 3];
         let mut tried = 0;
-        let mut importing = BTreeSet::new();
         let mut is_cancelled = false;
-        // At the end all open orders are delivered, and all tokens are given back.
+        // At the end all open orders are delivered.
         let end = (0..3).map(Happening::Ready).chain(
-            (0..40).flat_map(|worker| [Happening::Turn, Happening::Deliver, Happening::End(worker)]),
+            (0..40).flat_map(|_| [Happening::Turn, Happening::Deliver]),
         );
         for one in history.into_iter().chain(end.clone()).chain(end) {
             match one {
                 Happening::Turn => match starting.next(&states) {
                     Next::Nothing => {}
-                    Next::Later(_) => if starting.lead_until.take().is_none() {
-                        prop_assert_eq!(Some(importing.len()), throttle);
-                    },
+                    Next::Later(_) => prop_assert!(starting.lead_until.take().is_some()),
                     Next::Execute(worker) => {
                         prop_assert_eq!(worker, tried);
                         prop_assert!(servers[worker].is_none_or(|server| states[server] == GONE));
                         prop_assert!(!starting.has_orders());
                         starting.execute();
-                        starting.executed(worker, worker as i32, now);
-                        importing.insert(worker);
-                        prop_assert!(throttle.is_none_or(|most| importing.len() <= most));
                         tried += 1;
                     }
                     Next::Order { worker, server } => {
@@ -215,10 +179,6 @@ proptest! {
                 Happening::Close(server) => {
                     states[server] = GONE;
                     starting.take_orders();
-                }
-                Happening::End(worker) => {
-                    importing.remove(&worker);
-                    starting.ended(worker);
                 }
                 Happening::Cancel => {
                     starting.take_orders();

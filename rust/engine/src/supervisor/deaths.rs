@@ -40,9 +40,6 @@ impl Supervisor {
         job.end_helpers_of(index);
         let reaped = job.reap(index, now, &self.poller);
         let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
-        if let Some(job) = &mut self.job {
-            job.starting_mut().ended(index);
-        }
         self.events.push(Event::Exited(exit));
         Some(input)
     }

@@ -106,7 +106,7 @@ impl Job {
                 spec.tells_signals,
             )
             .lingering(lingers),
-            starting: Starting::new(servers, spec.import_throttle),
+            starting: Starting::new(servers),
             spec,
             env,
             leaders: Vec::new(),
@@ -216,9 +216,6 @@ impl Job {
     ) {
         self.leaders.push(pid);
         self.started.push(index);
-        if origin.is_none() {
-            self.starting.executed(index, pid, Instant::now());
-        }
         self.workers[index].state = State::Running {
             pid,
             pidfd,

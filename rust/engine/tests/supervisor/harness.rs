@@ -66,7 +66,6 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
-        import_throttle: None,
     }
 }
 

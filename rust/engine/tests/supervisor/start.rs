@@ -11,7 +11,7 @@ use dsl_engine::event::{Ending, Event, Stage, StartFailure};
 use dsl_engine::spec::{LaunchSpec, Strictness, WorkerSpec};
 
 use crate::harness::{
-    PIPED, QUIET, Scene, Scratch, c_string, env, group, program, report_group, sh, sleeper, started_count,
+    PIPED, QUIET, Scene, Scratch, c_string, env, group, program, report_group, sh, sleeper,
 };
 
 /// Every byte that a C string can hold.
@@ -279,55 +279,4 @@ fn a_worker_leads_its_process_group_and_inherits_no_descriptor() {
     for worker in 0..3 {
         assert_eq!(String::from_utf8(scene.output(worker, 1)).unwrap(), "leader\n");
     }
-}
-
-/// The most workers that are between these lines of theirs at a time.
-fn most_at_once(text: &str) -> usize {
-    let (mut now, mut most) = (0_usize, 0);
-    for line in text.lines() {
-        now = if line == "begin" { now + 1 } else { now - 1 };
-        most = most.max(now);
-    }
-    most
-}
-
-#[test]
-fn only_so_many_workers_are_busy_at_their_begin() {
-    for (throttle, most) in [(1, 1), (2, 2), (9, 4)] {
-        let scratch = Scratch::new();
-        let log = scratch.path().join("log");
-        let busy = format!(
-            "echo begin >>{0}; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; echo end >>{0}; exec sleep 0.5",
-            log.display()
-        );
-        let (scene, ended) = Scene::run(LaunchSpec {
-            import_throttle: Some(throttle),
-            ..group(vec![sh(&busy, QUIET); 4])
-        });
-        assert_eq!((started_count(&scene.events), ended.first_failure), (4, None));
-        let text = std::fs::read_to_string(&log).unwrap();
-        assert_eq!(text.lines().count(), 8);
-        assert!(most_at_once(&text) <= most, "{throttle}: {text}");
-    }
-}
-
-#[test]
-fn a_worker_that_ends_makes_room_at_once_and_a_stop_cancels_those_that_had_none() {
-    let scratch = Scratch::new();
-    let log = scratch.path().join("log");
-    let tells = format!("echo run >>{}; exit 0", log.display());
-    let mut scene = Scene::started(LaunchSpec {
-        import_throttle: Some(1),
-        ..group(vec![
-            sh(&tells, QUIET),
-            sh("while :; do :; done", QUIET),
-            sh(&tells, QUIET),
-        ])
-    });
-    scene.until(|events| started_count(events) == 2);
-    scene.supervisor.stop(libc::SIGTERM, None);
-    let ended = scene.end();
-    assert_eq!(ended.first_failure, None);
-    assert_eq!(scene.exits()[2].ending, Ending::Cancelled);
-    assert_eq!(std::fs::read_to_string(&log).unwrap(), "run\n");
 }

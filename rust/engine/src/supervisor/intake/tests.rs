@@ -64,7 +64,6 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
-        import_throttle: None,
     }
 }
 
