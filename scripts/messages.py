@@ -62,7 +62,7 @@ HEADINGS = {
     "Logs, records and views": ("report", "observe", "evidence"),
     "Fork servers and functions": ("forkserver", "functions"),
     "Elastic configs": ("elasticity",),
-    "Autotuning": ("autotune",),
+    "Autotuning": ("tune",),
 }
 """The headings of the page, each with the rooms whose messages stand below."""
 

@@ -22,7 +22,7 @@ ROOMS = (
     *("errors", "_record", "events", "spec", "_own_process", "lists", "printable", "signals"),
     *("elasticity", "model", "resources", "machine"),
     *("devices", "facts", "forkserver", "binding", "output", "rendezvous", "plan", "launchers", "control"),
-    *("doctor", "conductor", "observe", "report", "evidence", "agent", "functions", "autotune"),
+    *("doctor", "conductor", "observe", "report", "evidence", "agent", "functions", "tune"),
     "cli",
     *("__main__", "run", "launch", "runner"),
 )
@@ -65,7 +65,7 @@ PURE_MODULES = (
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",
     *(
-        f"dsl.autotune.{name}"
+        f"dsl.tune.{name}"
         for name in (
             *("experiment", "section", "ds_config", "memory", "names", "spaces", "results", "micro_batch"),
             *("samplers", "search", "tuning_summary", "ending"),
@@ -291,7 +291,7 @@ def test_one_function_starts_attempts() -> None:
         and ast.unparse(node.func).endswith("supervisor.start")
     ]
     # An experiment of a tuning is a command of its own, and its agent starts its attempts.
-    assert sorted({*starters}) == [("dsl.agent.agent", "_start"), ("dsl.autotune.trials", "__init__")]
+    assert sorted({*starters}) == [("dsl.agent.agent", "_start"), ("dsl.tune.trials", "__init__")]
 
 
 def records(name: str) -> list[ast.ClassDef]:

@@ -11,8 +11,8 @@ import pytest
 from tests.contract.autotuner_inputs import ask_ours, is_equal, worked_trace
 from tests.contract.golden_file import cases
 
-from dsl.autotune.ds_config import STAGE, ZERO
-from dsl.autotune.spaces import zero_grid
+from dsl.tune.ds_config import STAGE, ZERO
+from dsl.tune.spaces import zero_grid
 
 
 @pytest.mark.parametrize("recorded", cases("autotuner"), ids=lambda one: one["case"]["name"])

@@ -12,10 +12,10 @@ SHOW_CURSOR = "\x1b[?25h"
 
 TUNING = """
 import sys
-from dsl.autotune.progress_bar import Progress
-from dsl.autotune.experiment import Experiment, Resources, Result, Summary
-from dsl.autotune.safe_folder import Folder
-from dsl.autotune.section import Section
+from dsl.tune.progress_bar import Progress
+from dsl.tune.experiment import Experiment, Resources, Result, Summary
+from dsl.tune.safe_folder import Folder
+from dsl.tune.section import Section
 
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsl.autotune.experiment import Experiment, Result, Space, Summary, Trial
+from dsl.tune.experiment import Experiment, Result, Space, Summary, Trial
 
 
 def make_trial(

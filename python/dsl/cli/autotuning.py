@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from dsl.autotune.setup import UserWords
-from dsl.autotune.tune import tune
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options
 from dsl.errors import OptionError
 from dsl.model.request import Request
+from dsl.tune.setup import UserWords
+from dsl.tune.tune import tune
 
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",
@@ -25,7 +25,7 @@ REFUSED = {
 
 
 def start_tuning(request: Request, options: Options | argparse.Namespace) -> int:
-    """Find the best config, and train with it if the user asked for that; see `dsl.autotune.tune.tune`.
+    """Find the best config, and train with it if the user asked for that; see `dsl.tune.tune.tune`.
 
     Raises:
         OptionError: an option makes no sense here.

@@ -54,8 +54,8 @@ OWN_FUNCTIONS = {
     *(("evidence/hints.py", name) for name in ("", "_local_rank")),
     # Arguments of scripts.
     ("elasticity/sizes.py", ""),
-    *(("autotune/setup.py", ""), ("autotune/tuner.py", "")),
-    *(("autotune/ds_config.py", name) for name in ("", "find_config")),
+    *(("tune/setup.py", ""), ("tune/tuner.py", "")),
+    *(("tune/ds_config.py", name) for name in ("", "find_config")),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_bindings_asked_for"),
 }

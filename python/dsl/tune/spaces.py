@@ -1,0 +1,253 @@
+"""Spaces of configs: the values that are tried for each key, and every config that they make.
+
+If a config has a list where DeepSpeed takes one value, the user wants to try these values. The defaults of
+the ZeRO stages are DeepSpeed's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+
+from dsl._record import Record
+from dsl.errors import AutotuningError
+from dsl.lists import show
+from dsl.tune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
+from dsl.tune.names import dotted_name, full_name
+from dsl.tune.section import AUTOTUNING
+
+MOST_POINTS = 20_000
+"""Most configs of a space, so that a mistake in its lists does no harm."""
+
+# DeepSpeed takes one number, word or switch here, so a list has values to try. Elsewhere a list is a value.
+_SECTIONS = (
+    *(ZERO, f"{ZERO}.offload_param", f"{ZERO}.offload_optimizer"),
+    *("fp16", "bf16", "bfloat16", "activation_checkpointing", "aio"),
+)
+_KEYS = (
+    *(MICRO_BATCH, ACCUMULATION, "gradient_clipping", "prescale_gradients", "gradient_predivide_factor"),
+    *("gradient_allreduce_op", "sparse_gradients", "communication_data_type", "disable_allgather"),
+)
+_BUCKETS = [50_000_000, 500_000_000, 1_000_000_000]
+_BOTH = [True, False]
+_DEFAULTS: dict[int, dict[str, object]] = {
+    1: {"reduce_bucket_size": _BUCKETS, "allgather_bucket_size": _BUCKETS},
+    2: {
+        "overlap_comm": _BOTH,
+        "reduce_scatter": [False, True],
+        "reduce_bucket_size": _BUCKETS,
+        "allgather_bucket_size": _BUCKETS,
+        "contiguous_gradients": [False, True],
+    },
+    3: {
+        "overlap_comm": _BOTH,
+        "reduce_scatter": [False, True],
+        "reduce_bucket_size": _BUCKETS,
+        "allgather_partitions": _BOTH,
+        "allgather_bucket_size": _BUCKETS,
+        "contiguous_gradients": [False, True],
+    },
+}
+_ONE: dict[str, object] = {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
+_TWO: dict[str, object] = {
+    "allgather_partitions": True,
+    "allgather_bucket_size": 500_000_000,
+    "overlap_comm": False,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 500_000_000,
+    "contiguous_gradients": False,
+}
+_THREE: dict[str, object] = {
+    **_TWO,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 500_000_000,
+    "stage3_param_persistence_threshold": 1_000_000,
+    "stage3_gather_16bit_weights_on_model_save": False,
+    "sub_group_size": 1_000_000_000_000,
+}
+_TEMPLATES: dict[int, dict[str, object]] = {1: _ONE, 2: _TWO, 3: _THREE}
+
+
+class Point(Record):
+    """A config of a space."""
+
+    name: str
+    """Name of its experiment."""
+    config: Mapping[str, object]
+    """The whole config."""
+    choice: tuple[int, ...]
+    """For each axis of the space, the index of the value that this config has."""
+
+
+class Axis(Record):
+    """A key that is tuned."""
+
+    key: str
+    """Dotted key of the config."""
+    values: tuple[object, ...]
+    """At least two, all different."""
+
+
+class Grid(Record):
+    """A space with all its points."""
+
+    name: str
+    """As the table shows it."""
+    axes: tuple[Axis, ...]
+    """The keys that are tuned."""
+    points: tuple[Point, ...]
+    """All different, in the order in which a grid search goes through them."""
+
+
+def first_config(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """A config in which each list of values to try is replaced by the first of them.
+
+    ``prefix``: dotted key of this section, with a dot at the end; empty: it is a whole config.
+    """
+    own: dict[str, object] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            own[key] = first_config(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and _is_tried(prefix + key):
+            own[key] = value[0]
+        else:
+            own[key] = value
+    return own
+
+
+def _is_tried(key: str) -> bool:
+    return key in _KEYS or key.rpartition(".")[0] in _SECTIONS
+
+
+def without_nulls(config: Mapping[str, object]) -> dict[str, object]:
+    """A config without the keys whose value is null: with null, a user takes a key out."""
+    return {
+        key: without_nulls(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if value is not None
+    }
+
+
+def zero_grid(
+    stage: int,
+    config: Mapping[str, object],
+    micro_batches: Sequence[int],
+    samples: int,
+    *,
+    hidden_size: int,
+    workers: int,
+) -> Grid:
+    """The full space of a ZeRO stage.
+
+    The user's config wins: for a key that is tuned by default, the user's value or list replaces the default
+    values, and null takes the key out of the space and of the template.
+
+    Args:
+        stage: 1 to 3.
+        config: the user's config.
+        micro_batches: micro batches to try.
+        samples: samples of one worker in a step; with the micro batch they give the accumulation steps.
+        hidden_size: width of the model, which sets some sizes of stage 3; 0: unknown.
+        workers: workers that share the samples of a step; fewer than all if several share a model's copy.
+
+    Raises:
+        AutotuningError: there are too many configs.
+    """
+    user = config.get(ZERO)
+    said = {key: value for key, value in (user if isinstance(user, dict) else {}).items() if key != STAGE}
+    zero = {STAGE: stage, **_TEMPLATES[stage], **_sizes_of(stage, hidden_size), **_DEFAULTS[stage], **said}
+    left_out = (ZERO, MICRO_BATCH, ACCUMULATION, TRAIN_BATCH, AUTOTUNING)
+    others = {key: value for key, value in config.items() if key not in left_out}
+    space = {ZERO: zero, MICRO_BATCH: list(micro_batches), **others}
+    # DeepSpeed has the keys in the template's order in names of experiments, else in the defaults' order.
+    listed = {**space, ZERO: {STAGE: stage, **_DEFAULTS[stage], **said}}
+    axes = _checked(_axes(listed, ""))
+    tuned = {axis.key.rpartition(".")[2] for axis in axes}
+    points, seen = [], set()
+    for choice in product(*[range(len(axis.values)) for axis in axes]):
+        point = first_config(space)
+        for axis, place in zip(axes, choice, strict=True):
+            _put(point, axis.key, axis.values[place])
+        point = without_nulls(point)
+        micro_batch = point[MICRO_BATCH]
+        assert isinstance(micro_batch, int)
+        steps = max(samples // micro_batch, 1)
+        point |= {ACCUMULATION: steps, TRAIN_BATCH: micro_batch * steps * workers}
+        if (content := fingerprint(point)) not in seen:
+            seen.add(content)
+            points.append(Point(full_name(point, tuned, f"z{stage}_"), point, choice))
+    named = {ZERO: listed[ZERO], MICRO_BATCH: listed[MICRO_BATCH]}
+    return Grid(full_name(named, tuned, f"z{stage}_", has_values=False), axes, tuple(points))
+
+
+def own_grid(config: Mapping[str, object], space: Mapping[str, tuple[object, ...]]) -> Grid:
+    """The space of the user's own section ``space``.
+
+    Raises:
+        AutotuningError: a key leads through a value that is no section, or there are too many configs.
+    """
+    axes = _checked([Axis(key, _different(values)) for key, values in space.items()])
+    points = []
+    for choice in product(*[range(len(axis.values)) for axis in axes]):
+        values = {axis.key: axis.values[place] for axis, place in zip(axes, choice, strict=True)}
+        point = _copy(config)
+        for key, value in values.items():
+            _put(point, key, value)
+        points.append(Point(dotted_name(values), point, choice))
+    return Grid("space", axes, tuple(points))
+
+
+def count_own(space: Mapping[str, tuple[object, ...]]) -> int:
+    """How many configs `own_grid` makes of this space."""
+    return prod([len(_different(values)) for values in space.values()])
+
+
+def _sizes_of(stage: int, hidden_size: int) -> dict[str, object]:
+    if stage < 3 or not hidden_size:
+        return {}
+    return {
+        "reduce_bucket_size": hidden_size**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+
+
+def _axes(space: Mapping[str, object], prefix: str) -> Iterator[Axis]:
+    for key, value in space.items():
+        if isinstance(value, dict):
+            yield from _axes(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and _is_tried(prefix + key) and len(values := _different(value)) > 1:
+            yield Axis(prefix + key, values)
+
+
+def _checked(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    own = tuple(axes)
+    if (count := prod([len(axis.values) for axis in own])) > MOST_POINTS:
+        raise AutotuningError(
+            f"the lists of values make {count} configs, more than {MOST_POINTS}: leave some values out"
+        )
+    return own
+
+
+def _different(values: Sequence[object]) -> tuple[object, ...]:
+    # By content: 1, 1.0 and true are equal in Python, but different for a script.
+    return tuple({fingerprint(value): value for value in values}.values())
+
+
+def _put(config: dict[str, object], key: str, value: object) -> None:
+    inner, parts = config, key.split(".")
+    for place, part in enumerate(parts[:-1]):
+        section = inner.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise AutotuningError(
+                f"autotuning.space: {show(key)} leads through {'.'.join(parts[: place + 1])}, which holds "
+                f"{show(section)} and no section"
+            )
+        inner = section
+    inner[parts[-1]] = _copy(value) if isinstance(value, dict) else value  # not shared between configs
+
+
+def _copy(config: Mapping[str, object]) -> dict[str, object]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in config.items()}

@@ -1,0 +1,239 @@
+"""Runs a search from its first experiment to its summary: places, starts, judges and saves experiments."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from shlex import join
+
+from dsl import __version__
+from dsl._record import replace
+from dsl.agent.held_servers import HeldServers
+from dsl.errors import AutotuningError
+from dsl.tune.ds_config import encode, experiment_words, fingerprint, without_tuning
+from dsl.tune.ending import Ending, judge
+from dsl.tune.experiment import Experiment, Order, Result, Summary
+from dsl.tune.progress_bar import Progress
+from dsl.tune.results import Steps
+from dsl.tune.section import AUTOTUNING, metric_keys
+from dsl.tune.setup import Setup, SlotGroup, SlotPool, dsl_words
+from dsl.tune.trials import Done, Runners
+from dsl.tune.tuning_folders import END, PATH_KEYS, Folders
+
+MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
+"""Keys of the section that matter to an experiment; the other keys matter only to the search."""
+
+STOPPED = Result("stopped", {}, "it was stopped", 1, 0.0)
+
+
+class Tuner:
+    """Runs the experiments of one search."""
+
+    def __init__(
+        self, setup: Setup, folders: Folders, runners: Runners, held: HeldServers, progress: Progress
+    ) -> None:
+        self._setup = setup
+        self._folders = folders
+        self._runners = runners
+        self._held = held
+        self._progress = progress
+        self._slots = SlotPool(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
+        self._places: dict[str, tuple[Experiment, SlotGroup]] = {}
+        self._count = 0
+        """How many experiments have begun."""
+        self._paused: set[str] = set()
+        """Experiments that were paused: the times that they measure are wrong."""
+        self.signals: list[int] = []
+        """Signals that asked for the end, in order."""
+
+    def run(self, search: Steps[Summary], batch: Sequence[Experiment]) -> Summary:
+        """Run what a search wants until it ends. A signal ends it early, with a summary of what is known.
+
+        ``batch``: the first experiments that the search wants.
+
+        Raises:
+            AutotuningError: a file cannot be written.
+        """
+        while True:
+            try:
+                batch = search.send(self._run_batch(batch))
+            except StopIteration as end:
+                summary: Summary = end.value
+                return summary
+
+    def listen(self) -> None:
+        """Handle signals that have come. We wait for signals only while experiments run."""
+        for number in self._runners.heard():
+            self._hear(number)
+
+    def _run_batch(self, batch: Sequence[Experiment]) -> dict[str, Result]:
+        self.listen()
+        results: dict[str, Result] = {}
+        waiting: deque[Experiment] = deque()
+        for experiment in batch:
+            known = self._known(experiment)
+            if known is None:
+                waiting.append(experiment)
+            else:
+                results[experiment.name] = known
+                self._progress.ended(experiment, known, is_reused=True)
+        while waiting or self._runners.running:
+            while waiting and not self.signals and (place := self._slots.take()) is not None:
+                self._start(waiting.popleft(), place)
+            if not self._runners.running:
+                break
+            done, signals = self._runners.wait()
+            for number in signals:
+                self._hear(number)
+            for one in done:
+                experiment, place = self._places.pop(one.order.name)
+                self._slots.give_back(place)
+                if self._has_to_run_again(experiment, one):
+                    waiting.append(experiment)
+                    continue
+                results[experiment.name] = result = self._judge(experiment, one)
+                self._progress.ended(experiment, result, is_reused=False)
+        return {**results, **dict.fromkeys([one.name for one in waiting], STOPPED)}
+
+    def _hear(self, number: int) -> None:
+        """Handle a signal: Ctrl-Z pauses; the first of the others ends the experiments, the second kills."""
+        if number == signal.SIGTSTP:
+            self._progress.pause()
+            self._paused.update(self._places)
+            for experiment, _ in self._places.values():
+                self._folders.distrust(experiment)
+            self._runners.suspend()
+            self._progress.go_on()
+            return
+        self._runners.stop(at_once=bool(self.signals))
+        self.signals.append(number)
+
+    def _has_to_run_again(self, experiment: Experiment, done: Done) -> bool:
+        """Whether a pause has spoiled the times that an experiment measured, or may have made it fail."""
+        was_paused = experiment.name in self._paused
+        self._paused.discard(experiment.name)
+        return was_paused and not done.stop and (experiment.kind == "run" or bool(done.exit_code))
+
+    def _known(self, experiment: Experiment) -> Result | None:
+        """The result of an earlier experiment with the same content; None: there is none.
+
+        If DeepSpeed's engine had written its metrics before it was killed with us, the experiment counts as
+        ended: the engine writes them once, at the end. Other scripts may write them again and again.
+        """
+        print_ = self._fingerprint(experiment)
+        known = self._folders.load(experiment, print_)
+        if known is None and self._setup.config.is_encoded:
+            left = judge(Ending(0, 0.0, self._folders.left(experiment, print_)), self._keys(experiment))
+            if left.outcome == "ok":
+                known = left
+                self._folders.save(experiment, print_, known)
+        return known
+
+    def _fingerprint(self, experiment: Experiment) -> str:
+        setup = self._setup
+        section = experiment.config[AUTOTUNING]
+        assert isinstance(section, dict)
+        place = replace(setup.config, is_encoded=False)  # the config counts, not the place of its file
+        words = experiment_words(setup.args, place, experiment.config, "", setup.section)
+        return fingerprint(
+            __version__,
+            without_tuning(experiment.config),
+            {key: section[key] for key in MEASURED if key in section},
+            experiment.kind,
+            experiment.repeat,
+            [setup.script, setup.script_digest, *words],
+            list(setup.trial_words),
+            [setup.size.nodes, setup.size.slots_per_node, setup.device],
+        )
+
+    def _keys(self, experiment: Experiment) -> tuple[str, ...]:
+        if experiment.kind == "profile":
+            return ("num_params",)
+        return metric_keys(self._setup.section)
+
+    def _start(self, experiment: Experiment, place: SlotGroup) -> None:
+        setup, folders = self._setup, self._folders
+        folder = folders.folder(experiment)
+        section = experiment.config[AUTOTUNING]
+        assert isinstance(section, dict)
+        own = {**section, PATH_KEYS[experiment.kind]: folders.written(experiment)}
+        config = {**experiment.config, AUTOTUNING: own}
+        config_path = f"{folder}/ds_config.json"
+        args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
+        logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
+        options = (*setup.trial_words, *setup.start_words, *logs, *self._where(place))
+        words = dsl_words(options, setup.script, args)
+        exp = {
+            "name": experiment.name,
+            "ds_config": config,
+            "num_gpus": setup.size.slots_per_node,
+            "num_nodes": setup.size.nodes,
+            "hostfile": "".join(setup.user.only("hostfile")).partition("=")[2],
+            # From here to the base64 as DeepSpeed writes it; the port is chosen when the experiment starts.
+            "exp_id": self._count,
+            "result_dir": folder,
+            "master_port": 0,
+            "launcher_args": list(options),
+            "user": setup.environ.get("USER", ""),
+            "job_id": setup.environ.get("DLWS_JOB_ID")
+            or setup.environ.get("DLTS_JOB_ID")
+            or "unknown-job-id",
+            "ds_config_path": config_path,
+            "ds_config_base64": encode(config),
+            "place": place.filter,
+            "kind": experiment.kind,
+            "space": experiment.space,
+            "repeat": experiment.repeat,
+            "fingerprint": self._fingerprint(experiment),
+        }
+        self._count += 1
+        folders.begin(experiment, exp, join(("dsl", *words)))
+        order = Order(
+            name=experiment.name,
+            words=words,
+            stdout=f"{folder}/stdout.log",
+            stderr=f"{folder}/stderr.log",
+            end=f"{folder}/{END}",
+            limit_s=setup.section.exp_timeout_s,
+            grace_s=setup.grace_s,
+        )
+        self._places[experiment.name] = (experiment, place)
+        self._progress.began(experiment)
+        self._held.hold(setup.servers, ())
+        self._runners.start(order, self._environ(place))
+
+    def _where(self, place: SlotGroup) -> tuple[str, ...]:
+        """The options that give an experiment its slots, and a port of its own unless it takes everything."""
+        setup = self._setup
+        own_port = setup.user.only("master_port") if setup.is_whole else ()
+        return (*setup.place_words(place), *(own_port or ("--master_port=0",)))
+
+    def _environ(self, place: SlotGroup) -> Mapping[str, str]:
+        variable, names = self._setup.visible
+        if not names or self._setup.is_whole:
+            return self._setup.environ
+        shown = ",".join([names[slot] for slot in place.hosts[0].slots])
+        return {**self._setup.environ, variable: shown}
+
+    def _judge(self, experiment: Experiment, done: Done) -> Result:
+        folders = self._folders
+        if done.error:
+            raise AutotuningError(f"experiment {experiment.name} cannot be started: {done.error}")
+        ending = Ending(
+            exit_code=done.exit_code,
+            elapsed_s=done.elapsed_s,
+            written=folders.text(experiment),
+            instead=folders.instead(experiment),
+            stdout=folders.tail(experiment, "stdout"),
+            stderr=folders.tail(experiment, "stderr"),
+            judgement=folders.take_end(experiment),
+            stop=done.stop,
+            limit_s=done.order.limit_s,
+        )
+        result = judge(ending, self._keys(experiment))
+        if self.signals and result.outcome != "ok":
+            # The signal may have reached the experiments, too: then the way in which they ended says nothing.
+            result = replace(STOPPED, exit_code=result.exit_code, elapsed_s=result.elapsed_s)
+        folders.save(experiment, self._fingerprint(experiment), result)
+        return result
