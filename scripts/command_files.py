@@ -1,4 +1,4 @@
-"""Write what the wheel installs beside the commands: completion scripts and man pages, from their options.
+"""Write the completion scripts, which the wheel has twice, and the man pages, from the options.
 
 scripts/command_files.py           write them
 scripts/command_files.py --check   end with 1 if they are not what would be written
@@ -11,19 +11,23 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsl.cli.completion import parsers
-from dsl.cli.completion_scripts import bash, fish, zsh
 from dsl.cli.help import EXAMPLES, MORE, HelpFormatter
 from dsl.cli.parser import Parser
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # started as a file, not with -m
+    sys.path.insert(0, str(ROOT))
+
+from scripts.completion_scripts import WRITERS, parsers  # noqa: E402  as above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dsl.cli.help import HelpParser
 
-ROOT = Path(__file__).resolve().parent.parent
 SHARE = ROOT / "python" / "dsl.data" / "data" / "share"
-
+PRINTED = ROOT / "python" / "dsl" / "cli" / "completions"
+"""What ``dsl --completion SHELL`` prints."""
 
 DATE = "2026-11-24"
 """Of the last change to what is the same in all pages."""
@@ -38,11 +42,11 @@ VARIABLES = (
 def files() -> dict[Path, str]:
     """All files with their texts. The shells look for a file with the name of each command."""
     commands = parsers()
-    found = {
-        SHARE / "bash-completion/completions/dsl": bash(commands),
-        SHARE / "fish/vendor_completions.d/dsl.fish": fish(commands),
-        SHARE / "zsh/site-functions/_dsl": zsh(commands),
-    }
+    scripts = {shell: write(commands) for shell, write in WRITERS.items()}
+    found = {PRINTED / shell: text for shell, text in scripts.items()}
+    found[SHARE / "bash-completion/completions/dsl"] = scripts["bash"]
+    found[SHARE / "fish/vendor_completions.d/dsl.fish"] = scripts["fish"]
+    found[SHARE / "zsh/site-functions/_dsl"] = scripts["zsh"]
     for parser in commands:
         name = parser.prog
         found.setdefault(SHARE / "bash-completion/completions" / name, '. "${BASH_SOURCE[0]%/*}/dsl"\n')
@@ -110,10 +114,14 @@ def _text(text: str) -> str:
     return "\n".join(f"\\&{line}" if line[:1] in ".'" else line for line in lines)
 
 
+def _here() -> set[Path]:
+    """The files that are there."""
+    return {path for folder in (SHARE, PRINTED) for path in folder.rglob("*") if path.is_file()}
+
+
 def problems() -> list[str]:
     """One line for each file that is not what would be written."""
-    wanted = files()
-    here = {path for path in SHARE.rglob("*") if path.is_file()}
+    wanted, here = files(), _here()
     wrong = [path for path in sorted(here | wanted.keys()) if not _is_right(path, wanted.get(path))]
     return [f"{path.relative_to(ROOT)} is not what the options say: run make docs" for path in wrong]
 
@@ -126,12 +134,12 @@ def main() -> None:
     """Write the files, or compare them."""
     if "--check" in sys.argv[1:]:
         found = problems()
-        print("\n".join(found) or f"{SHARE.relative_to(ROOT)} is up to date")
+        print("\n".join(found) or "completion scripts and man pages are up to date")
         sys.exit(bool(found))
-    for path in set(SHARE.rglob("*")) - files().keys():
-        if path.is_file():
-            path.unlink()
-    for path, text in files().items():
+    wanted = files()
+    for path in _here() - wanted.keys():
+        path.unlink()
+    for path, text in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

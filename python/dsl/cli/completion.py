@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
-from dsl.cli.completion_scripts import ASKED, WRITERS
 from dsl.cli.options import SHELLS
-from dsl.cli.parser import Parser
 from dsl.errors import DslError
 from dsl.lists import counted
 from dsl.model.request import DEFAULT_HOSTFILE
@@ -21,34 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dsl.cli.help import HelpParser
     from dsl.facts import Facts
 
+ASKED = ("FILTER", "JOB", "SIGNAL", "SIGNAL,...")
+"""Values that shells ask `answer` for."""
 MOST_SLOTS = 64
 """So many slots of a host are offered at most."""
 PLAIN = re.compile(r"[\w.:@,-]+")
 """What may get onto a command line: a shell reads it as it is."""
-
-
-def parsers() -> list[HelpParser]:
-    """The parsers of all commands."""
-    from dsl.cli import (
-        attach,
-        elastic,
-        options_deepspeed,
-        options_torch,
-        options_warm,
-        ps,
-        report,
-        ssh,
-        stacks,
-        top,
-        wait,
-    )
-
-    lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
-    tools = [ps, top, stacks, attach, wait, options_warm, report, ssh, elastic]
-    return [*map(Parser, lines), *[one.make_parser() for one in tools]]
 
 
 def answer(kind: str, command: str, word: str, hostfile: str, facts: Facts) -> list[str]:
@@ -140,7 +119,9 @@ def reply(words: Sequence[str]) -> bool:
     shell = shell if equals else "".join(words[1:2])
     is_script = option.replace("_", "-") in ("--completion", "--print-completion")
     if is_script and len(words) == (1 if equals else 2) and shell in SHELLS:
-        show_text(WRITERS[shell](parsers()).rstrip("\n"))
+        # scripts/completion_scripts.py makes these files from the options.
+        script = files("dsl.cli") / "completions" / shell
+        show_text(script.read_text(encoding="utf-8").rstrip("\n"))
     elif option == "--completion" and len(words) == 5 and words[1] in ASKED:
         kind, command, word, hostfile = words[1:]
         show_text("\n".join(answer(kind, command, word, hostfile, this_machine())))

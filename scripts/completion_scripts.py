@@ -6,10 +6,26 @@ which change, and for signals, which stand in lists.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from dsl.cli import (
+    attach,
+    elastic,
+    options_deepspeed,
+    options_torch,
+    options_warm,
+    ps,
+    report,
+    ssh,
+    stacks,
+    top,
+    wait,
+)
+from dsl.cli.completion import ASKED
 from dsl.cli.help import without_sisters
 from dsl.cli.options import dashed
+from dsl.cli.parser import Parser
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
@@ -18,8 +34,6 @@ if TYPE_CHECKING:
 
 FILES = ("PATH", "FILE", "CONFIG", "SCRIPT")
 """Values that are files, by the word for them in the help."""
-ASKED = ("FILTER", "JOB", "SIGNAL", "SIGNAL,...")
-"""Values that shells ask `answer` for."""
 ENDS_OPTIONS = ("SCRIPT", "COMMAND")
 """What follows these is not for us."""
 
@@ -191,6 +205,13 @@ end
 """
 
 
+def parsers() -> list[HelpParser]:
+    """The parsers of all commands."""
+    lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
+    tools = [ps, top, stacks, attach, wait, options_warm, report, ssh, elastic]
+    return [*map(Parser, lines), *[one.make_parser() for one in tools]]
+
+
 def bash(parsers: Sequence[HelpParser]) -> str:
     """The script for bash."""
     values, commands = [], []
@@ -357,10 +378,6 @@ def _filled(template: str, shell: str, parsers: Sequence[HelpParser], **blocks: 
     for name, lines in blocks.items():
         template = template.replace(f"@{name}@", "\n".join(lines))
     return HEAD.format(commands=names, shell=shell) + template.replace("@NAMES@", names)
-
-
-def _bracketed(text: str) -> str:
-    return f"[{_escaped(text, '[]:')}]"
 
 
 def _escaped(text: str, marks: str) -> str:
