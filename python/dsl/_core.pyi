@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 from typing_extensions import Self
 
 from dsl.events import Event, GuardOutcome
-from dsl.spec import LaunchSpec
+from dsl.spec import LaunchSpec, WorkerSpec
 
 __all__ = [
     "BindingError",
@@ -138,6 +138,16 @@ class Supervisor:
         """Check limits, then begin to start the workers.
 
         Raises `LimitError`, `BindingError`, `EngineError` before anything is started.
+        """
+    def add(self, worker: WorkerSpec) -> int:
+        """Add a worker to the running group, and return its index. It starts as the first ones did.
+
+        The environment, the grace and all other settings are those of the group's spec. Descriptors of the
+        worker have to stay open until it has started. A group with `LaunchSpec.stays_open` waits for such
+        workers.
+
+        Raises `SpecError`, `LimitError` and `BindingError`, and `EngineError` if no group runs, or if the
+        group is being stopped or has ended. Then the group is as it was.
         """
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
         """Wait for the next events, and return them in order. Python signal handlers run while waiting.

@@ -161,6 +161,13 @@ class LaunchSpec(_Spec):
     """Whether a failed worker (non-zero code, signal, failed exec) stops the others, or is only reported."""
     grace_s: float = 30.0
     """Seconds between the stop signal and SIGKILL, one deadline for the whole group."""
+    stays_open: bool = False
+    """The group goes on when its workers have ended, until it is stopped or killed: see `Supervisor.add`.
+
+    Such a group may begin without workers.
+    """
+    at_once: int | None = None
+    """At most this many workers run at a time, in order; the next starts when one has ended (None: all)."""
     signal_scope: Literal["rank", "group"] = "group"
     """Who hears a signal to a worker, its own process (``rank``) or its process group (``group``).
 

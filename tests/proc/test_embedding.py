@@ -18,7 +18,18 @@ from kit.waiting import until
 from tests.support.group import Group
 from tests.support.jobs import TOKEN
 
-from dsl import BindingError, Ended, EngineError, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
+from dsl import (
+    BindingError,
+    Ended,
+    EngineError,
+    Event,
+    Exited,
+    LaunchSpec,
+    SpecError,
+    Started,
+    Supervisor,
+    WorkerSpec,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -248,6 +259,30 @@ def test_environment_is_laid_over_the_groups_and_ours_is_the_default(
         "A": "group",
         "B": "worker",
     }
+
+
+def test_workers_are_added_to_a_group_that_stays_open(testchild: Path) -> None:
+    with Supervisor() as supervisor:
+        worker = WorkerSpec([str(testchild), "exit", "3"])
+        with pytest.raises(EngineError, match="no worker can be added: this supervisor runs no group"):
+            supervisor.add(worker)
+        supervisor.start(LaunchSpec((), on_failure="report", grace_s=5.0, stays_open=True, at_once=1))
+        assert [supervisor.add(worker) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(SpecError, match="worker 3: descriptor 2"):
+            supervisor.add(WorkerSpec(["true"], keep_fds=(2,)))
+        happened: list[tuple[str, int]] = []
+        while len(happened) < 6:
+            for event in supervisor.wait(20):
+                if isinstance(event, Exited):
+                    happened.append(("end", event.exit.worker))
+                elif isinstance(event, Started):
+                    happened.append(("start", event.worker))
+        assert happened == [(what, worker) for worker in range(3) for what in ("start", "end")]
+        supervisor.stop()
+        with pytest.raises(EngineError, match="or the group is ending"):
+            supervisor.add(worker)
+        while not isinstance(supervisor.wait(20)[-1], Ended):
+            pass
 
 
 def test_bytes_arguments_and_a_working_directory(testchild: Path, tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def poll(supervisor: Supervisor) -> list[Event]:
 def run_in_a_block(spec: LaunchSpec) -> list[Event]:
     with Supervisor() as supervisor:
         supervisor.start(spec)
+        index: int = supervisor.add(spec.workers[0])
+        supervisor.signal(signal.SIGTERM, index)
         return supervisor.wait()
 
 

@@ -49,6 +49,7 @@ def test_no_value_of_a_variable_is_shown() -> None:
         (LaunchSpec((worker(),), on_failure="no"), 'on_failure "no" is not one of stop, report'),  # type: ignore[arg-type]
         (LaunchSpec((worker(),), signal_scope="no"), "is not one of rank, group"),  # type: ignore[arg-type]
         (LaunchSpec((worker(),), binding="no"), "is not one of required, cpus_required, wanted"),  # type: ignore[arg-type]
+        (LaunchSpec((worker(),), at_once=0), "at_once 0 lets no worker begin"),
     ],
 )
 def test_what_cannot_be_started_as_written_is_refused(spec: LaunchSpec, message: str) -> None:

@@ -42,6 +42,7 @@ pub(crate) fn to_python(error: Error) -> PyErr {
         Error::Limit(_) | Error::NoThread(_) => LimitError::new_err(message),
         Error::Binding(_) => BindingError::new_err(message),
         Error::Busy
+        | Error::Ending
         | Error::ChildSignalIgnored
         | Error::Idle
         | Error::Forked

@@ -20,6 +20,8 @@ pub(crate) struct Launch<'py> {
     env: Option<Bound<'py, PyAny>>,
     on_failure: String,
     grace_s: f64,
+    stays_open: bool,
+    at_once: Option<usize>,
     signal_scope: String,
     binding: String,
     log_max_bytes: Option<u64>,
@@ -35,7 +37,7 @@ pub(crate) struct Launch<'py> {
 
 /// One worker, as `dsl.spec.WorkerSpec`.
 #[derive(FromPyObject)]
-struct Worker<'py> {
+pub(crate) struct Worker<'py> {
     argv: Bound<'py, PyAny>,
     env: Option<Bound<'py, PyAny>>,
     cwd: Option<Bound<'py, PyAny>>,
@@ -210,7 +212,7 @@ impl Stream<'_> {
 }
 
 impl Worker<'_> {
-    fn convert(self) -> PyResult<engine::WorkerSpec> {
+    pub(crate) fn convert(self) -> PyResult<engine::WorkerSpec> {
         Ok(engine::WorkerSpec {
             argv: argv(&self.argv)?,
             env: self
@@ -269,6 +271,8 @@ impl Launch<'_> {
             on_failure: named("on_failure", &self.on_failure, &POLICIES)?,
             grace: seconds(self.grace_s)?,
             lingers: self.lingers,
+            stays_open: self.stays_open,
+            at_once: self.at_once,
             signal_scope: named("signal_scope", &self.signal_scope, &SCOPES)?,
             binding: named("binding", &self.binding, &BINDINGS)?,
             logs: engine::LogOptions {
@@ -316,6 +320,8 @@ pub(crate) fn fork_server(
         on_failure: engine::OnFailure::Report,
         grace: Duration::ZERO,
         lingers: false,
+        stays_open: false,
+        at_once: None,
         signal_scope: engine::SignalScope::default(),
         binding: engine::Strictness::Wanted,
         logs: engine::LogOptions::default(),

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use crate::error::{spec_error, to_python};
 use crate::event;
 use crate::guard::Guard;
-use crate::spec::{Launch, Policy, fork_server, seconds};
+use crate::spec::{Launch, Policy, Worker, fork_server, seconds};
 
 /// Starts, watches and ends one worker group at a time.
 #[pyclass(frozen, module = "dsl._core")]
@@ -113,6 +113,13 @@ impl Supervisor {
         let handle = self.handle()?;
         let spec = std::sync::Arc::new(spec.convert(py)?);
         py.detach(|| handle.start(spec)).map_err(to_python)
+    }
+
+    /// Add a worker to the running group.
+    fn add(&self, py: Python<'_>, worker: Worker<'_>) -> PyResult<usize> {
+        let handle = self.handle()?;
+        let worker = worker.convert()?;
+        py.detach(|| handle.add(worker)).map_err(to_python)
     }
 
     /// Next events, in order; an empty list after ``timeout_s``.

@@ -23,6 +23,9 @@ pub enum Error {
         "SIGCHLD is ignored in this process, so exit statuses would be lost: give it its default action first"
     )]
     ChildSignalIgnored,
+    /// The group takes no further workers.
+    #[error("no worker can be added: this supervisor runs no group, or the group is ending")]
+    Ending,
     /// No group runs, so waiting without a limit would never end.
     #[error("this supervisor runs no group: call start first, or wait for a limited time")]
     Idle,

@@ -24,6 +24,8 @@ pub(crate) const KILL_RETRY: Duration = Duration::from_millis(100);
 /// Something that has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Input {
+    /// The group has one more worker to start.
+    Added,
     /// A worker's program runs.
     Started,
     /// A worker ended; `running` says whether it had started.
@@ -107,6 +109,10 @@ pub(crate) struct Group {
     scope: SignalScope,
     /// Whether processes that outlive their workers have the grace period, if all workers end well.
     lingers: bool,
+    /// Whether the group goes on without workers, until it is stopped.
+    stays_open: bool,
+    /// How many workers may run at the same time.
+    at_once: usize,
     has_failed: bool,
     pending: usize,
     running: usize,
@@ -143,6 +149,8 @@ impl Group {
             grace,
             scope,
             lingers: false,
+            stays_open: false,
+            at_once: usize::MAX,
             has_failed: false,
             pending: workers,
             running: 0,
@@ -156,6 +164,15 @@ impl Group {
         Self { lingers, ..self }
     }
 
+    /// Goes on without workers if `stays_open`. At most `at_once` workers run at the same time; `None`: all of them.
+    pub(crate) fn open(self, stays_open: bool, at_once: Option<usize>) -> Self {
+        Self {
+            stays_open,
+            at_once: at_once.unwrap_or(usize::MAX),
+            ..self
+        }
+    }
+
     /// Whether what the workers have left running has time to end by itself.
     pub(crate) fn is_lingering(&self) -> bool {
         matches!(self.phase, Phase::Lingering { .. })
@@ -164,6 +181,21 @@ impl Group {
     /// Whether workers may still be started.
     pub(crate) fn may_start(&self) -> bool {
         self.phase == Phase::Running && self.pending > 0
+    }
+
+    /// Whether the group takes further workers.
+    pub(crate) fn may_add(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
+    /// Whether one more worker may run now, beside those that run and those that were ordered.
+    pub(crate) fn has_room(&self, ordered: usize) -> bool {
+        self.running + ordered < self.at_once
+    }
+
+    /// How many workers have not ended.
+    pub(crate) fn left(&self) -> usize {
+        self.running + self.pending
     }
 
     /// Whether the group waits for processes that outlived their workers, or for a kill.
@@ -243,6 +275,10 @@ impl Group {
             }
         }
         match input {
+            Input::Added => {
+                self.pending += 1;
+                Vec::new()
+            }
             Input::Started => {
                 self.pending -= 1;
                 self.running += 1;
@@ -273,7 +309,7 @@ impl Group {
         }
         if failed && self.phase == Phase::Running && self.on_failure == OnFailure::Stop {
             let mut actions = Vec::new();
-            if self.running + self.pending > 0 {
+            if self.left() > 0 {
                 actions = self.stop(now, StopReason::Failure, libc::SIGTERM, self.grace);
             }
             if self.running == 0 {
@@ -281,11 +317,14 @@ impl Group {
             }
             return actions;
         }
-        if self.running + self.pending == 0 {
-            vec![Action::CheckTree]
-        } else {
-            Vec::new()
+        if self.stays_open && self.phase == Phase::Running {
+            return Vec::new();
         }
+        self.check_if_none_left().into_iter().collect()
+    }
+
+    fn check_if_none_left(&self) -> Option<Action> {
+        (self.left() == 0).then_some(Action::CheckTree)
     }
 
     fn stop(&mut self, now: Instant, reason: StopReason, signal: i32, grace: Duration) -> Vec<Action> {
@@ -310,6 +349,7 @@ impl Group {
                 };
                 let mut actions = vec![report, Action::Broadcast(signal)];
                 actions.extend(self.cancel_pending());
+                actions.extend(self.check_if_none_left());
                 actions
             }
             Phase::Stopping {
@@ -382,6 +422,7 @@ impl Group {
                 let mut actions = vec![report];
                 actions.extend(self.start_killing(now));
                 actions.extend(self.cancel_pending());
+                actions.extend(self.check_if_none_left());
                 actions
             }
             Phase::Stopping { .. } | Phase::Lingering { .. } | Phase::Sweeping { .. } => {
@@ -408,7 +449,7 @@ impl Group {
     }
 
     fn tree(&mut self, now: Instant, empty: bool) -> Vec<Action> {
-        if self.running + self.pending > 0 {
+        if self.left() > 0 {
             return Vec::new();
         }
         match self.phase {

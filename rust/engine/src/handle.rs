@@ -13,7 +13,7 @@ use crate::forkserver::Patience;
 use crate::guard::Agent;
 use crate::mux::{Consoles, Flushed, LastLines};
 use crate::os::spawn_quiet_with;
-use crate::spec::{Console, LaunchSpec};
+use crate::spec::{Console, LaunchSpec, WorkerSpec};
 use crate::supervisor::{Callers, Supervisor};
 use crate::sys::signal::SignalSet;
 
@@ -27,6 +27,7 @@ const LINES_WAIT: Duration = Duration::from_secs(1);
 
 enum Command {
     Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
+    Add(Box<WorkerSpec>, Sender<Result<usize, Error>>),
     StartForkServer(Box<LaunchSpec>, Patience, Sender<Result<usize, Error>>),
     JoinForkServer(OwnedFd, bool, Sender<Result<usize, Error>>),
     Signal { number: i32, worker: Option<usize> },
@@ -84,6 +85,11 @@ impl Handle {
     /// Checks the spec and the limits and begins to start the group.
     pub fn start(&self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
         self.ask(|report| Command::Start(spec, report))?
+    }
+
+    /// Adds a worker to the running group, see [`Supervisor::add`]. Returns its index.
+    pub fn add(&self, worker: WorkerSpec) -> Result<usize, Error> {
+        self.ask(|report| Command::Add(Box::new(worker), report))?
     }
 
     /// Executes a fork server, see [`Supervisor::start_fork_server`]. Returns its number.
@@ -285,6 +291,9 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
             Ok(Command::Start(spec, report)) => {
                 let result = supervisor.start(spec).inspect(|()| news.begin());
                 let _ = report.send(result);
+            }
+            Ok(Command::Add(worker, report)) => {
+                let _ = report.send(supervisor.add(*worker));
             }
             Ok(Command::StartForkServer(spec, patience, report)) => {
                 let _ = report.send(supervisor.start_fork_server(*spec, patience));

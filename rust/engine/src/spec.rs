@@ -251,6 +251,10 @@ impl Strictness {
 
 /// A worker group to start.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "wishes that have nothing to do with each other"
+)]
 pub struct LaunchSpec {
     /// The workers; their index is their identity in every event.
     pub workers: Vec<WorkerSpec>,
@@ -268,6 +272,10 @@ pub struct LaunchSpec {
     /// Whether processes that outlive their workers have the grace period to end by themselves, if all workers end well.
     /// Else they are told to end at once.
     pub lingers: bool,
+    /// Whether the group goes on when its workers have ended, until it is stopped or killed.
+    pub stays_open: bool,
+    /// How many workers may run at the same time; the next one starts when one of them has ended.
+    pub at_once: Option<usize>,
     /// Who hears a signal to a worker.
     pub signal_scope: SignalScope,
     /// Whether a worker may run without its `cpus` and `memory`.
@@ -284,6 +292,9 @@ pub enum SpecError {
     /// There is nothing to start.
     #[error("a worker group needs at least one worker")]
     NoWorkers,
+    /// No worker could ever begin.
+    #[error("at_once 0 lets no worker begin, give 1 or more")]
+    NoneAtOnce,
     /// A worker has no program.
     #[error("worker {0} has an empty argv: name a program")]
     EmptyArgv(usize),
@@ -336,8 +347,11 @@ impl LaunchSpec {
 
     /// Checks everything that does not depend on the machine.
     pub fn validate(&self) -> Result<(), SpecError> {
-        if self.workers.is_empty() {
+        if self.workers.is_empty() && !self.stays_open {
             return Err(SpecError::NoWorkers);
+        }
+        if self.at_once == Some(0) {
+            return Err(SpecError::NoneAtOnce);
         }
         let mut foreground = None;
         for (index, worker) in self.workers.iter().enumerate() {
@@ -412,6 +426,8 @@ mod tests {
             on_failure: OnFailure::Stop,
             grace: Duration::ZERO,
             lingers: false,
+            stays_open: false,
+            at_once: None,
             signal_scope: SignalScope::default(),
             binding: Strictness::Required,
             logs: LogOptions::default(),

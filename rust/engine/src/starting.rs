@@ -56,6 +56,16 @@ impl<O> Starting<O> {
         }
     }
 
+    /// Adds a worker behind the others.
+    pub(crate) fn add(&mut self, server: Option<usize>) {
+        self.servers.push(server);
+    }
+
+    /// How many orders are open.
+    pub(crate) fn orders(&self) -> usize {
+        self.orders.len()
+    }
+
     /// What may start now. `states`: the states of the fork servers, by number; a server without a state is closed.
     pub(crate) fn next(&self, states: &[State]) -> Next {
         let state = |server: usize| states.get(server).copied().unwrap_or(State::Closed);

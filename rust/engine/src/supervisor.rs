@@ -18,7 +18,6 @@ use crate::orphans::reap;
 use crate::poller::Poller;
 use crate::signals::Reach;
 use crate::spawn::{Spawner, open_files_limit};
-use crate::spec::LaunchSpec;
 use crate::starting::Next;
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
@@ -87,8 +86,8 @@ pub struct Supervisor {
     job_control: JobControl,
     /// Where views into the job call, if they may.
     callers: Option<Callers>,
-    /// The spec of the latest group.
-    latest: Option<Arc<LaunchSpec>>,
+    /// Whether output of the latest group goes to files.
+    has_log_files: bool,
     reading: bool,
     events: Vec<Event>,
     buffer: Vec<u8>,
@@ -136,7 +135,7 @@ impl Supervisor {
             callers_due: None,
             job_control: JobControl::default(),
             callers: None,
-            latest: None,
+            has_log_files: false,
             reading: true,
             events: Vec::new(),
             buffer: vec![0; READ_BYTES],

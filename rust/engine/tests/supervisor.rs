@@ -9,6 +9,8 @@ use dsl_engine::spec::{SpecError, Stdio};
 use dsl_engine::{Error, Event, Features, Supervisor};
 use rustix::process::WaitIdOptions;
 
+#[path = "supervisor/add.rs"]
+mod add;
 #[path = "supervisor/forks.rs"]
 mod forks;
 #[path = "supervisor/handle.rs"]

@@ -197,6 +197,103 @@ fn under_report_a_failure_changes_nothing_for_the_others() {
 }
 
 #[test]
+fn an_added_worker_is_one_of_the_group() {
+    let mut scene = Scene::started(1, 1);
+    scene.is(0, Input::Added, &[]);
+    assert!(scene.group.may_start());
+    scene.is(1, CLEAN, &[]);
+    scene.is(2, Input::Started, &[]);
+    scene.is(3, CLEAN, &[Action::CheckTree]);
+    scene.is(3, LEFT, &[Action::TerminateTree]);
+    assert!(!scene.group.may_add());
+    scene.is(4, GONE, &[END]);
+    assert!(!scene.group.may_add());
+}
+
+#[test]
+fn the_failure_of_an_added_worker_stops_the_others_and_theirs_cancels_it() {
+    let stopping = [
+        report(StopReason::Failure, libc::SIGTERM, GRACE),
+        Action::Broadcast(libc::SIGTERM),
+    ];
+    let mut scene = Scene::started(1, 1);
+    scene.is(0, Input::Added, &[]);
+    scene.is(0, Input::Started, &[]);
+    scene.is(1, FAILED, &stopping);
+    assert!(!scene.group.may_add());
+    let mut scene = Scene::started(2, 2);
+    scene.is(0, Input::Added, &[]);
+    scene.is(1, FAILED, &[&stopping[..], &[Action::CancelPending]].concat());
+    scene.is(1, NEVER_RAN, &[]);
+    scene.is(2, FAILED, &[Action::CheckTree]);
+}
+
+/// An open group of no workers, which reports failures.
+fn open() -> Scene {
+    let mut scene = Scene::with(0, OnFailure::Report, GRACE);
+    scene.group = scene.group.open(true, None);
+    scene
+}
+
+#[test]
+fn an_open_group_goes_on_without_workers_until_it_is_stopped() {
+    let report = |signal, grace| report(StopReason::Request, signal, grace);
+    let stopping = [
+        report(libc::SIGINT, GRACE),
+        Action::Broadcast(libc::SIGINT),
+        Action::CheckTree,
+    ];
+    let killing = [
+        report(libc::SIGKILL, Duration::ZERO),
+        FIRST_KILL,
+        Action::CheckTree,
+    ];
+    for (ends, expected) in [(REQUEST, &stopping), (KILL, &killing)] {
+        let mut scene = open();
+        for end in [CLEAN, FAILED] {
+            scene.is(0, Input::Added, &[]);
+            scene.is(0, Input::Started, &[]);
+            scene.is(1, end, &[]);
+        }
+        assert!(scene.group.may_add() && scene.group.next_tick().is_none());
+        scene.is(2, ends, expected);
+        assert!(!scene.group.may_add());
+        scene.is(2, GONE, &[END]);
+    }
+}
+
+#[test]
+fn what_the_workers_of_an_open_group_have_left_running_ends_with_the_group() {
+    let mut scene = open();
+    scene.step(0, REQUEST);
+    scene.is(0, LEFT, &[Action::TerminateTree]);
+    scene.next_tick_is(2_000);
+    scene.is(2_000, Input::Tick, &[FIRST_KILL]);
+}
+
+#[test]
+fn a_failure_ends_an_open_group_if_it_stops_the_others() {
+    let mut scene = Scene::started(1, 1);
+    scene.group = scene.group.open(true, None);
+    scene.is(0, FAILED, &[Action::CheckTree]);
+    scene.is(0, GONE, &[END]);
+}
+
+#[test]
+fn so_many_workers_run_at_once_and_ordered_ones_count() {
+    let mut scene = Scene::with(4, OnFailure::Report, GRACE);
+    assert!(scene.group.has_room(1_000_000));
+    scene.group = scene.group.open(false, Some(2));
+    assert!(scene.group.has_room(1) && !scene.group.has_room(2));
+    for _ in 0..2 {
+        scene.is(0, Input::Started, &[]);
+    }
+    assert!(scene.group.may_start() && !scene.group.has_room(0));
+    scene.is(1, CLEAN, &[]);
+    assert!(scene.group.has_room(0) && scene.group.left() == 3);
+}
+
+#[test]
 fn a_stop_before_anybody_started_cancels_all_and_starts_nobody() {
     let mut scene = Scene::started(2, 0);
     let stopping = [

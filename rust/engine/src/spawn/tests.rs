@@ -105,6 +105,8 @@ fn start_watched(
         on_failure: OnFailure::Stop,
         grace: Duration::ZERO,
         lingers: false,
+        stays_open: false,
+        at_once: None,
         signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),

@@ -132,7 +132,7 @@ impl Supervisor {
                 .job
                 .as_ref()
                 .is_some_and(|job| job.group().wanted_end().is_some());
-        !is_asked && self.latest.as_ref().is_some_and(|spec| spec.has_log_files())
+        !is_asked && self.has_log_files
     }
 
     fn is_to_end(&self, signal: i32) -> bool {

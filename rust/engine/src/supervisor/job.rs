@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::cgroup::AttemptCgroup;
+use crate::error::Error;
 use crate::event::{Ending, Event, Exit, StartFailure, Survivor};
 use crate::forkserver::Ordered;
 use crate::group::{Action, Group, Input};
@@ -88,16 +89,10 @@ impl Job {
         cgroup: Option<AttemptCgroup>,
         oom_kills_before: u64,
     ) -> Self {
-        let pending = || Worker {
-            state: State::Pending,
-            ending: false,
-            is_dead: false,
-            pipes: [None, None],
-        };
         let forks = spec.workers.iter().map(|worker| worker.fork);
         let servers = forks.map(|fork| fork.map(|fork| fork.server)).collect();
         Self {
-            workers: spec.workers.iter().map(|_| pending()).collect(),
+            workers: spec.workers.iter().map(|_| Worker::pending()).collect(),
             group: Group::new(
                 spec.workers.len(),
                 spec.on_failure,
@@ -105,7 +100,8 @@ impl Job {
                 spec.signal_scope,
                 spec.tells_signals,
             )
-            .lingering(lingers),
+            .lingering(lingers)
+            .open(spec.stays_open, spec.at_once),
             starting: Starting::new(servers),
             spec,
             env,
@@ -123,6 +119,25 @@ impl Job {
 
     pub(super) fn spec(&self) -> &LaunchSpec {
         &self.spec
+    }
+
+    /// Adds a worker if `check` accepts the spec with it. Returns its index.
+    pub(super) fn add(
+        &mut self,
+        worker: WorkerSpec,
+        check: impl FnOnce(&LaunchSpec) -> Result<(), Error>,
+    ) -> Result<usize, Error> {
+        let server = worker.fork.map(|fork| fork.server);
+        let spec = Arc::make_mut(&mut self.spec);
+        spec.workers.push(worker);
+        if let Err(error) = check(spec) {
+            spec.workers.pop();
+            return Err(error);
+        }
+        self.workers.push(Worker::pending());
+        self.starting.add(server);
+        self.step(Instant::now(), Input::Added);
+        Ok(self.workers.len() - 1)
     }
 
     pub(super) fn group(&self) -> &Group {
@@ -514,6 +529,15 @@ impl Job {
 }
 
 impl Worker {
+    fn pending() -> Self {
+        Self {
+            state: State::Pending,
+            ending: false,
+            is_dead: false,
+            pipes: [None, None],
+        }
+    }
+
     fn pid(&self) -> Option<i32> {
         match self.state {
             State::Running { pid, .. } => Some(pid),

@@ -103,7 +103,8 @@ pub(super) fn log_stream(
     }
 }
 
-pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
+/// Raises the limit of open files for so many workers of this group.
+pub(super) fn raise_limits(spec: &LaunchSpec, workers: usize) -> Result<(), Error> {
     let fds = |stdio: &Stdio| match stdio {
         Stdio::Pipe | Stdio::Log { path: None, .. } => 1,
         Stdio::Log { path: Some(_), .. } => 2,
@@ -111,7 +112,7 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
     };
     let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
     let mut need = Need {
-        workers: spec.workers.len(),
+        workers,
         threads: threads_for(spec),
         fds_per_worker: 1 + spec.workers.iter().map(of_worker).max().unwrap_or(0),
         fds_base: OWN_FDS,

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::{Ending, Event};
 use crate::group::Input;
 use crate::spawn::{EnvTable, Started};
-use crate::spec::{LaunchSpec, Stdio};
+use crate::spec::{LaunchSpec, Stdio, WorkerSpec};
 use crate::starting::Next;
 use crate::supervisor::job::{Job, Origin};
 use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
@@ -27,23 +27,46 @@ impl Supervisor {
         if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
             return Err(Error::ChildSignalIgnored);
         }
-        spec.validate()?;
-        self.check_servers(&spec)?;
-        check_binding(&spec)?;
-        raise_limits(&spec)?;
-        self.spawner.prepare().map_err(Error::os("list descriptors"))?;
+        self.check(&spec, spec.workers.len())?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake, &self.consoles)?;
         self.tell_servers(&spec);
         let cgroup = self.attempt_cgroup();
         self.remains.forget();
         self.job_control.begin();
-        self.latest = Some(Arc::clone(&spec));
+        self.has_log_files = spec.has_log_files();
         // Nobody waits in silence for what cannot be named.
         let lingers = spec.lingers && self.remains.can_be_seen();
         self.job = Some(Job::new(spec, lingers, env, cgroup, self.oom.kills()));
         self.catch_up();
         Ok(())
+    }
+
+    /// Adds a worker to the running group, and returns its index. The following turns start it.
+    pub fn add(&mut self, worker: WorkerSpec) -> Result<usize, Error> {
+        let Some(mut job) = self.job.take_if(|job| job.group().may_add()) else {
+            return Err(Error::Ending);
+        };
+        let left = job.group().left();
+        let added = job.add(worker, |spec| {
+            self.check(spec, left + 1)?;
+            if self.mux.is_none() {
+                self.mux = log_thread(spec, &self.wake, &self.consoles)?;
+            }
+            self.has_log_files = spec.has_log_files();
+            Ok(())
+        });
+        self.job = Some(job);
+        added
+    }
+
+    /// Checks what can be known before a start. `left`: how many workers have not ended.
+    fn check(&mut self, spec: &LaunchSpec, left: usize) -> Result<(), Error> {
+        spec.validate()?;
+        self.check_servers(spec)?;
+        check_binding(spec)?;
+        raise_limits(spec, spec.at_once.map_or(left, |most| most.min(left)))?;
+        self.spawner.prepare().map_err(Error::os("list descriptors"))
     }
 
     /// The cgroup of a new attempt. Every worker is born in it, or joins it before any code of the user runs:
@@ -100,7 +123,11 @@ impl Supervisor {
     /// What may start now.
     pub(super) fn next_start(&self) -> Next {
         match &self.job {
-            Some(job) if job.group().may_start() && !self.job_control.stands_still() => {
+            Some(job)
+                if job.group().may_start()
+                    && job.group().has_room(job.starting().orders())
+                    && !self.job_control.stands_still() =>
+            {
                 job.starting().next(&self.server_states())
             }
             _ => Next::Nothing,

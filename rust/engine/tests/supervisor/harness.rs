@@ -62,6 +62,8 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         on_failure: OnFailure::Stop,
         grace: GRACE,
         lingers: false,
+        stays_open: false,
+        at_once: None,
         signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),

@@ -9,6 +9,7 @@ const TICKS_MAX: usize = 5_000 / 100 + 3;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
+    Add,
     Start { obeys: bool },
     CannotStart,
     Die { failed: bool },
@@ -28,6 +29,7 @@ fn event() -> impl Strategy<Value = Event> {
         ]
     };
     prop_oneof![
+        2 => Just(Event::Add),
         6 => any::<bool>().prop_map(|obeys| Event::Start { obeys }),
         1 => Just(Event::CannotStart),
         3 => any::<bool>().prop_map(|failed| Event::Die { failed }),
@@ -165,6 +167,10 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
+            Event::Add if self.group.may_add() => {
+                self.pending += 1;
+                self.feed(Input::Added);
+            }
             Event::Start { obeys } if self.group.may_start() => {
                 self.pending -= 1;
                 self.running.push(obeys);
@@ -203,7 +209,11 @@ impl World {
             }
             Event::Kill { reason } => self.feed(Input::Kill { reason }),
             Event::Wait { ms } => self.wait_until(self.now + Duration::from_millis(ms)),
-            Event::Start { .. } | Event::CannotStart | Event::Die { .. } | Event::LeaveStray { .. } => {}
+            Event::Add
+            | Event::Start { .. }
+            | Event::CannotStart
+            | Event::Die { .. }
+            | Event::LeaveStray { .. } => {}
         }
         if self.group.is_clearing() {
             self.look();
@@ -239,9 +249,11 @@ impl World {
                 }
                 // A healthy group waits only for its workers.
                 None if self.pending > 0 => self.happen(Event::Start { obeys: true }),
+                None if !self.running.is_empty() => self.happen(Event::Die { failed: false }),
                 None => {
-                    assert!(!self.running.is_empty(), "the group waits for nobody");
-                    self.happen(Event::Die { failed: false });
+                    assert!(self.group.stays_open, "the group waits for nobody");
+                    let reason = StopReason::Request;
+                    self.happen(Event::Stop { reason, grace_ms: 0 });
                 }
             }
         }
@@ -279,12 +291,13 @@ proptest! {
         ranks in any::<bool>(),
         tells in any::<bool>(),
         lingers in any::<bool>(),
+        stays_open in any::<bool>(),
         events in prop::collection::vec(event(), 0..60),
     ) {
         let on_failure = if report { OnFailure::Report } else { OnFailure::Stop };
         let scope = if ranks { SignalScope::Rank } else { SignalScope::Group };
         let group = Group::new(workers, on_failure, Duration::from_millis(grace_ms), scope, tells);
-        let group = group.lingering(lingers);
+        let group = group.lingering(lingers).open(stays_open, None);
         let mut world = World::new(group, workers, immortal);
         for event in events {
             let was_over = world.has_ended();

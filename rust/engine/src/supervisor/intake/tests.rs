@@ -60,6 +60,8 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         on_failure: OnFailure::Stop,
         grace: GRACE,
         lingers: false,
+        stays_open: false,
+        at_once: None,
         signal_scope: SignalScope::default(),
         binding: Strictness::Required,
         logs: LogOptions::default(),
