@@ -151,6 +151,11 @@ def name_few(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0,2-4``."""
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {format_ranges(numbers)}"
+
+
 def find_runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last number of each run of consecutive numbers, in the given order."""
     run: tuple[int, int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.lists import format_ranges
+from dsl.lists import format_ranges, numbered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,11 +93,9 @@ def describe_all(noun: str, first: int, bindings: Sequence[Binding]) -> list[str
     holders: dict[tuple[tuple[int, ...], MemoryPolicy | None], list[int]] = {}
     for rank, binding in enumerate(bindings, first):
         holders.setdefault((binding.cpus, binding.mempolicy), []).append(rank)
-    texts = []
-    for ranks in holders.values():
-        plural = "s" if len(ranks) > 1 else ""
-        texts.append(f"{noun}{plural} {format_ranges(ranks)}: {describe(bindings[ranks[0] - first])}")
-    return texts
+    return [
+        f"{numbered(noun, ranks)}: {describe(bindings[ranks[0] - first])}" for ranks in holders.values()
+    ]
 
 
 def describe(binding: Binding) -> str:

@@ -11,7 +11,7 @@ from dsl.cli.options_warm import NAME, make_parser
 from dsl.cli.ps import table, terminal_width
 from dsl.errors import DslError, OptionError, UsageError
 from dsl.lists import counted, quote
-from dsl.observe.table import duration
+from dsl.observe.table import duration, size
 from dsl.observe.warm_servers import stop, warm_servers
 from dsl.printable import printable
 from dsl.report.speak import show_text
@@ -108,25 +108,20 @@ def _fields(server: WarmServer) -> dict[str, Any]:
 
 def row(server: WarmServer) -> tuple[str, ...]:
     """The cells of a server."""
-    size = (
-        f"{server.memory / (1 << 20):.0f}M"
-        if server.memory < 1 << 30
-        else f"{server.memory / (1 << 30):.1f}G"
-    )
+    memory = size(server.memory)
     state: str = server.state
     if state == "busy":
         state = f"{counted(server.running, 'job')} running"
     elif state == "idle":
         left = duration(max(server.stay_s - server.idle_s, 0.0))
-        programs = f"{server.holders} program{'s' * (server.holders != 1)}"
-        end = f"held by {programs}" if server.holders else f"ends in {left}"
+        end = f"held by {counted(server.holders, 'program')}" if server.holders else f"ends in {left}"
         state = f"idle {duration(server.idle_s)}, {end}"
     if server.state in ("importing", "no answer"):
-        return (str(server.pid), state, size, "-", "-", "-")
+        return (str(server.pid), state, memory, "-", "-", "-")
     names = ",".join(server.modules)
     names = names if len(names) <= MOST_NAMES else f"{names[:MOST_NAMES].rpartition(',')[0]},..."
     program = printable(server.program) or "-"
-    return (str(server.pid), state, size, str(server.jobs), program, printable(names) or "-")
+    return (str(server.pid), state, memory, str(server.jobs), program, printable(names) or "-")
 
 
 def _stop(words: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ compares what the hosts have reported.
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.lists import counted, format_ranges
+from dsl.lists import counted, format_ranges, numbered
 from dsl.model.job import Job, Meeting, Notice
 
 TYPE_CHECKING = False
@@ -27,13 +27,13 @@ def slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
     """
     if accelerator == "cpu":
         return ""
-    asked = f"slot{'s' if len(slots) > 1 else ''} {format_ranges(sorted(slots))}"
+    asked = numbered("slot", sorted(slots))
     if not count:
         return f"{asked} were given to the job, but there is no {accelerator} device, check its driver"
     missing = [slot for slot in slots if slot >= count]
     if not missing:
         return ""
-    lacking = f"slot{'s' if len(missing) > 1 else ''} {format_ranges(sorted(missing))}"
+    lacking = numbered("slot", sorted(missing))
     verb = "do" if len(missing) > 1 else "does"
     here = f"{counted(count, f'{accelerator} device')} ({format_ranges(range(count))})"
     return f"{lacking} {verb} not exist, there {'are' if count > 1 else 'is'} {here}: correct the hostfile"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dsl.doctor.host_checks import HOST_CHECKS
 from dsl.doctor.job_checks import JOB_CHECKS
-from dsl.lists import name_few
+from dsl.lists import counted, name_few
 from dsl.model.health import Symptom
 
 MOST_LINES = 22
@@ -25,10 +25,10 @@ def page(
 ) -> list[str]:
     """The lines of the page. ``hosts``: those of the job; none: this one alone."""
     where = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0] if hosts else "this host"
-    job = f"{where}, {workers} worker{'' if workers == 1 else 's'}" if workers else where
+    job = f"{where}, {counted(workers, 'worker')}" if workers else where
     checks = len(HOST_CHECKS) + (len(JOB_CHECKS) if len(hosts) > 1 else 0)
     counts = [
-        f"{number} {level}{'' if number == 1 else 's'}"
+        counted(number, level)
         for level in ("error", "warning")
         if (number := sum(finding.level == level for _, finding in findings))
     ]

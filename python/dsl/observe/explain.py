@@ -7,7 +7,7 @@ one group.
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.lists import format_ranges
+from dsl.lists import numbered
 from dsl.printable import printable
 from dsl.signals import signal_name
 
@@ -353,7 +353,7 @@ def _names(group: Group) -> str:
     if min(ranks) < 0:
         words = [f"{one.local_rank} of host {host}" for host, one in group.members]
         return ("worker " if len(words) == 1 else "workers ") + ", ".join(words)
-    return ("rank " if len(ranks) == 1 else "ranks ") + format_ranges(ranks)
+    return numbered("rank", ranks)
 
 
 def _recorded(nodes: Iterable[NodeStacks]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dsl._record import replace
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
-from dsl.lists import counted, format_ranges
+from dsl.lists import counted, format_ranges, numbered
 from dsl.model.job import Flavour, Job, Notice
 from dsl.model.node import ForkServer, NodePlan, Warm, WorkerPlan
 from dsl.model.request import DEFAULT_WARM_BYTES, DEFAULT_WARM_S
@@ -193,14 +193,10 @@ def _divided(plan: NodePlan, job: Job) -> NodePlan:
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
     debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     if debugged:
-        plan = with_notice(plan, "info", f"{_ranks(debugged)} executed, not forked: --debug")
+        plan = with_notice(plan, "info", f"{numbered('rank', debugged)} executed, not forked: --debug")
     if len(classes) > 1:
         plan = with_notice(plan, "info", _difference(plan, list(classes)))
     return plan
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
 
 
 def _binds_threads(env: Mapping[str, str]) -> bool:
@@ -242,7 +238,7 @@ def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) 
     alone = [one.rank for one in plan.workers if one.fork_server is None and one.debug_port is None]
     count = len(plan.fork_servers)
     servers = counted(count, "fork server") if count else "no fork server"
-    left = f", {_ranks(alone)} executed" if alone else ""
+    left = f", {numbered('rank', alone)} executed" if alone else ""
     return f"{servers}{left}: the workers differ in {', '.join(names)}"
 
 

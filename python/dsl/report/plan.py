@@ -5,7 +5,7 @@ Of the environment, only the variables that the job changes are shown: the other
 
 from __future__ import annotations
 
-from dsl.lists import THREADS_VARIABLE, counted, format_ranges
+from dsl.lists import THREADS_VARIABLE, counted, format_ranges, numbered
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
@@ -90,8 +90,7 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
     count = len(plan.workers)
     ranks = [worker.rank for worker in plan.workers]
     place = f"meeting at {plan.master_addr}:{plan.master_port}"
-    whose = f"rank{'s' * (count != 1)} {format_ranges(ranks)}"
-    workers = f"{count} of {counted(plan.world_size, 'worker')}, {whose}"
+    workers = f"{count} of {counted(plan.world_size, 'worker')}, {numbered('rank', ranks)}"
     lines = [
         f"node {plan.node_rank} ({plan.host}): {workers}, {place}",
         "environment of all workers, beside yours:",
