@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 from tests.support.namespaces import unshared
 
-from dsl.doctor.processes import command_of as read_command
-from dsl.doctor.processes import on_devices
+from dsl.doctor.look import command_of as read_command
+from dsl.doctor.look import on_devices
 from dsl.doctor.ways import BULK, Porch, knock, try_ways
 from dsl.machine.cgroups import Room, room_left
 from dsl.machine.crowd import MOST_CLIENTS

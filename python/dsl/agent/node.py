@@ -12,9 +12,8 @@ import sys
 from dsl import Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
-from dsl.agent.preflight import look
+from dsl.agent.preflight import assignment_problem, look
 from dsl.agent.session import Crew, Hooks, Session
-from dsl.control.checks import assignment_problem
 from dsl.control.hub import FdStream, Hub, Link, connect
 from dsl.control.messages import (
     Assignment,

@@ -7,7 +7,7 @@ from dsl._record import replace
 from dsl.agent.agent import Asked
 from dsl.agent.planner import Planner
 from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
-from dsl.control.checks import meeting_problem
+from dsl.agent.preflight import meeting_problem
 from dsl.control.messages import Assignment, Failing, Forward, Lost, Over, Preempted, Running, Said, Stop
 from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from dsl.control.checks import MasterAddress, master_problem, slot_problem
 from dsl.control.messages import Assignment, Checked
 from dsl.errors import DslError, PortError
+from dsl.lists import counted, format_ranges, numbered
 from dsl.machine.check import check_program, find_executable, is_out_of_reach
 from dsl.machine.network import is_loopback
 from dsl.model.request import DEFAULT_MASTER_PORT
@@ -14,11 +14,33 @@ from dsl.plan.environ import accelerator_of, inherited_environment, shown_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Job, Notice
+    from dsl.model.job import Job, Meeting, Notice
     from dsl.model.node import NodePlan
+
+
+def assignment_problem(assignment: Assignment) -> str:
+    """Why this part of a job cannot exist; empty: it can."""
+    hosts, node_rank, task = assignment.job.hosts, assignment.node_rank, assignment.task
+    if node_rank >= len(hosts):
+        return f"the job has no host {node_rank}"
+    if task is not None and task >= len(hosts[node_rank].slots):
+        return f"host {hosts[node_rank].name} has no local rank {task}"
+    return ""
+
+
+def meeting_problem(meeting: Meeting, job: Job) -> str:
+    """Why the nodes of a job cannot meet in this way; empty: they can."""
+    if meeting.node_rank >= meeting.node_count:
+        return f"node {meeting.node_rank} is none of {meeting.node_count}"
+    if meeting.host_index >= len(job.hosts):
+        return f"the job has no host {meeting.host_index}"
+    host, count = job.hosts[meeting.host_index], meeting.local_world_size
+    if count != len(host.slots):
+        return f"host {host.name} has {counted(len(host.slots), 'slot')}, not {count}"
+    return ""
 
 
 def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
@@ -177,7 +199,21 @@ def _look_at_slots(job: Job, node_rank: int, environ: Mapping[str, str], facts: 
         shown_slots(job, slots, environ, facts)
     except DslError as error:
         return str(error), ""
-    return slot_problem(slots, accelerator, count), accelerator
+    return _slot_problem(slots, accelerator, count), accelerator
+
+
+def _slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
+    """What is wrong with the slots of a host that has ``count`` devices; empty if nothing is."""
+    asked = numbered("slot", sorted(slots))
+    if not count:
+        return f"{asked} were given to the job, but there is no {accelerator} device, check its driver"
+    missing = [slot for slot in slots if slot >= count]
+    if not missing:
+        return ""
+    lacking = numbered("slot", sorted(missing))
+    verb = "do" if len(missing) > 1 else "does"
+    here = f"{counted(count, f'{accelerator} device')} ({format_ranges(range(count))})"
+    return f"{lacking} {verb} not exist, there {'are' if count > 1 else 'is'} {here}: correct the hostfile"
 
 
 def _own_master(job: Job, facts: Facts) -> tuple[str, ...]:
@@ -191,25 +227,38 @@ def _own_master(job: Job, facts: Facts) -> tuple[str, ...]:
 
 
 def _look_at_master(job: Job, facts: Facts, addresses: tuple[str, ...], *, is_first: bool) -> str:
-    """The problem with the address that the user has named, if more than one host needs it."""
-    address = job.meeting.address
+    """The problem with the address that the user has named, if more than one host needs it.
+
+    ``is_first``: this is node 0, where rank 0 is to listen.
+    """
+    address, network = job.meeting.address, facts.network
     if not address or job.node_count == 1:
         return ""
-    network = facts.network
+    option, unchecked = map(job.flavour.spell, ("--master-addr", "--no-ssh-check"))
+    named = f"master address {address}"
     resolved = network.resolve(address)
+    if not resolved:
+        return f"{named} has no address here, check the name or give an address with {option}"
+    inner = [one for one in resolved if is_loopback(one)]
     outer = [one for one in resolved if not is_loopback(one)]
-    blocked = [] if is_first else [network.why_unreachable(one) for one in outer]
-    found = MasterAddress(
-        address=address,
-        option=job.flavour.spell("--master-addr"),
-        unchecked=job.flavour.spell("--no-ssh-check"),
-        resolved=resolved,
-        loopback=tuple([one for one in resolved if is_loopback(one)]),
-        own=tuple([one for one in outer if network.is_own(one)]) if is_first else (),
-        addresses=addresses,
-        blocked=blocked[0] if blocked and all(blocked) else "",
-    )
-    return master_problem(found, is_first=is_first)
+    if address in (*inner, "localhost"):
+        return f"{named} is another machine on every host, give {option} one that all can reach"
+    if is_first:
+        # Debian's /etc/hosts has the machine's own name at 127.0.1.1: rank 0 listens on all addresses.
+        if inner or any(map(network.is_own, outer)):
+            return ""
+        have = ", ".join([one for one in addresses if "%" not in one][:4]) or "others"
+        return (
+            f"{named} is not one of this host, where rank 0 listens: it has {have}; correct {option}, "
+            f"or give {unchecked} if packets to that address are passed on to it"
+        )
+    if not outer:
+        return f"{named} is this machine itself here ({inner[0]}), correct /etc/hosts or give {option}"
+    blocked = [network.why_unreachable(one) for one in outer]
+    if not all(blocked):
+        return ""
+    shown = f"{address} ({outer[0]})" if outer[0] != address else address
+    return f"there is no way to master address {shown}: {blocked[0]}, give another with {option}"
 
 
 def _look_at_port(job: Job, facts: Facts) -> tuple[str, bool, int]:

@@ -8,9 +8,8 @@ from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.preflight import file_problems
 from dsl.control.messages import Checked
-from dsl.doctor.job_checks import Examined, find_all
+from dsl.doctor.job_checks import Examined, exit_code, find_all, page
 from dsl.doctor.look import look_here
-from dsl.doctor.page import exit_code, page
 from dsl.doctor.ways import knock
 from dsl.errors import DslError
 from dsl.facts import Facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.conductor.orders import Speak
-from dsl.control.checks import compare, skew_notice
+from dsl.doctor.job_checks import Examined, free_notices
 from dsl.model.job import Notice
 from dsl.model.judgement import Absence, Report
 from dsl.model.request import DEFAULT_MASTER_PORT
@@ -117,12 +117,7 @@ def opening(
         said.append(Notice("info", text))
     nodes = {terms.seats[place].node_rank: place for place in reversed(chosen)}
     places = sorted(nodes.values())
-    found = [(roster[place].host, checked) for place in places if (checked := roster[place].checked)]
-    skews = [
-        skew_notice(roster[place].host, clock.offset_ns, clock.error_ns)
-        for place in places
-        if (clock := clocks.get(place)) is not None
-    ]
-    said += [*compare(found), *[notice for notice in skews if notice is not None]]
+    hosts = [Examined(roster[place].host, roster[place].checked, clock=clocks.get(place)) for place in places]
+    said += free_notices(hosts)
     unfit = [place for place, one in enumerate(roster) if one.status == "unfit"]
     return [*[order for place in unfit for order in roster.say_unfit(place)], *[Speak(one) for one in said]]

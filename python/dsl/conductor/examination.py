@@ -11,8 +11,7 @@ from dsl.conductor.members import Roster
 from dsl.conductor.orders import Send, Show, Speak
 from dsl.conductor.terms import Terms, objection
 from dsl.control.messages import Bye, Checked, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
-from dsl.doctor.job_checks import Examined, find_all
-from dsl.doctor.page import exit_code, page
+from dsl.doctor.job_checks import Examined, exit_code, find_all, page
 from dsl.model.health import Target
 
 TYPE_CHECKING = False

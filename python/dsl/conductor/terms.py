@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.control.checks import version_problem
+from dsl.doctor.job_checks import version_problem
 from dsl.lists import quote
 
 TYPE_CHECKING = False

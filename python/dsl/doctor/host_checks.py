@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from dsl.doctor.proxies import unproxied
 from dsl.lists import BEYOND, counted, parse_number, quote, shorten
 from dsl.model.health import Health, Symptom, Verdict
 
 Found: TypeAlias = Iterator[tuple[Verdict, str]]
 """Level and text of each finding."""
 
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+"""Variables that name a proxy, in small or capital letters."""
 SHM = "/dev/shm"  # noqa: S108  the shared memory itself, where nothing is made
 MEGABYTE = 1 << 20
 GIGABYTE = 1 << 30
@@ -59,50 +60,55 @@ def warning(text: str) -> tuple[Verdict, str]:
 
 
 def _interpreter(one: Health) -> Found:
-    if one.python and not one.python_version:
-        yield error(f"interpreter {one.python} does not run, install it there or name another")
+    if one.program.python and not one.program.python_version:
+        yield error(f"interpreter {one.program.python} does not run, install it there or name another")
 
 
 def _torch(one: Health) -> Found:
-    if one.needs_torch and one.python_version and not one.torch:
+    program = one.program
+    if program.needs_torch and program.python_version and not program.torch:
         yield error(
-            f"the script imports torch, which {one.python} does not have: install torch there, or activate "
-            "the environment that has it before dsl"
+            f"the script imports torch, which {program.python} does not have: install torch there, or "
+            "activate the environment that has it before dsl"
         )
 
 
 def _torch_build(one: Health) -> Found:
-    if one.torch and not one.torch_build and one.accelerator == "cuda" and one.devices:
+    program, devices = one.program, one.devices
+    if program.torch and not program.torch_build and devices.accelerator == "cuda" and devices.count:
         yield error(
-            f"torch {one.torch} of {one.python} is built for the CPU alone, but "
-            f"{counted(one.devices, 'GPU', 'is', 'are')} there: install torch's "
+            f"torch {program.torch} of {program.python} is built for the CPU alone, but "
+            f"{counted(devices.count, 'GPU', 'is', 'are')} there: install torch's "
             "CUDA build"
         )
 
 
 def _mask(one: Health) -> Found:
-    if one.devices and one.mask and not one.visible:
+    devices = one.devices
+    if devices.count and devices.mask and not devices.visible:
         yield warning(
-            f"{one.mask} leaves none of {counted(one.devices, 'device')} visible: the workers run on the "
-            "CPU; unset or correct it, or set DS_ACCELERATOR=cpu if that is meant"
+            f"{devices.mask} leaves none of {counted(devices.count, 'device')} visible: the workers run on "
+            "the CPU; unset or correct it, or set DS_ACCELERATOR=cpu if that is meant"
         )
 
 
 def _slots(one: Health) -> Found:
-    if one.visible and one.workers > one.visible and not one.slots_named and one.accelerator != "cpu":
+    devices = one.devices
+    is_named = one.slots_named or devices.accelerator == "cpu"
+    if devices.visible and one.workers > devices.visible and not is_named:
         yield warning(
-            f"{one.workers} workers, but {counted(one.visible, 'device')}: start as many workers as "
+            f"{one.workers} workers, but {counted(devices.visible, 'device')}: start as many workers as "
             "devices, or let the script share them"
         )
 
 
 def _driver(one: Health) -> Found:
-    for problem in one.device_problems:
+    for problem in one.devices.problems:
         yield warning(problem) if "pynvml" in problem else error(problem)  # dsl alone misses pynvml
 
 
 def _uvm(one: Health) -> Found:
-    if one.lacks_uvm:
+    if one.devices.lacks_uvm:
         yield error(
             "there are NVIDIA devices without /dev/nvidia-uvm, so CUDA does not start: run nvidia-modprobe "
             "-u -c=0 as root, or start the container with --gpus"
@@ -110,7 +116,7 @@ def _uvm(one: Health) -> Found:
 
 
 def _leftovers(one: Health) -> Found:
-    for holder in one.holders:
+    for holder in one.devices.holders:
         who = f"pid {holder.pid} ({holder.command})"
         if holder.what:
             yield warning(f"{who} uses {holder.what}: end it (kill {holder.pid}), or leave the device out")
@@ -119,7 +125,7 @@ def _leftovers(one: Health) -> Found:
 
 
 def _shared_memory(one: Health) -> Found:
-    total, free = one.shm_bytes, one.shm_free_bytes
+    total, free = one.limits.shm_bytes, one.limits.shm_free_bytes
     if total is not None and total < SMALL_SHM_BYTES:
         yield warning(
             f"{SHM} has {size(total)}, too little for NCCL and data loaders: start the container with "
@@ -132,90 +138,97 @@ def _shared_memory(one: Health) -> Found:
 
 
 def _open_files(one: Health) -> Found:
-    if one.open_files is not None and one.open_files <= FEW_OPEN_FILES:
+    if one.limits.open_files is not None and one.limits.open_files <= FEW_OPEN_FILES:
         yield warning(
-            f"a process may open {one.open_files} files, data loaders and many ranks need more: "
+            f"a process may open {one.limits.open_files} files, data loaders and many ranks need more: "
             "ulimit -n 65536 (container: --ulimit nofile=65536, ssh and Slurm: /etc/security/limits.conf)"
         )
 
 
 def _tasks(one: Health) -> Found:
-    left = one.tasks_left
+    limits = one.limits
+    left = limits.tasks_left
     if left is None or left >= one.workers * TASKS_EACH:
         return
     level: Verdict = "error" if left < one.workers * LEAST_TASKS_EACH else "warning"
     text = (
-        f"{one.tasks_limit} leaves {left} processes and threads for {counted(one.workers, 'worker')}: "
+        f"{limits.tasks_limit} leaves {left} processes and threads for {counted(one.workers, 'worker')}: "
         f"raise it to {one.workers * TASKS_EACH} or more (container: --pids-limit, user: ulimit -u)"
     )
     yield level, text
 
 
 def _memory(one: Health) -> Found:
-    left = one.memory_left
+    limits = one.limits
+    left = limits.memory_left
     if left is None or left >= one.workers * MEMORY_EACH:
         return
     level: Verdict = "error" if left < one.workers * LEAST_MEMORY_EACH else "warning"
     text = (
-        f"{one.memory_limit} leaves {size(left)} of memory for {counted(one.workers, 'worker')}, the "
+        f"{limits.memory_limit} leaves {size(left)} of memory for {counted(one.workers, 'worker')}, the "
         "kernel would kill some: raise the limit (container: --memory, Slurm: --mem), or start fewer workers"
     )
     yield level, text
 
 
 def _address_space(one: Health) -> Found:
-    if one.address_bytes is not None and (one.accelerator != "cpu" or one.address_bytes < 64 * GIGABYTE):
+    space = one.limits.address_bytes
+    if space is not None and (one.devices.accelerator != "cpu" or space < 64 * GIGABYTE):
         yield warning(
-            f"the address space of a process is limited to {size(one.address_bytes)}, CUDA and large models "
-            "reserve far more: ulimit -v unlimited"
+            f"the address space of a process is limited to {size(space)}, CUDA and large models reserve "
+            "far more: ulimit -v unlimited"
         )
 
 
 def _locked_memory(one: Health) -> Found:
-    if one.has_rdma and one.locked_bytes is not None and one.locked_bytes < RDMA_BYTES:
+    limits = one.limits
+    if limits.has_rdma and limits.locked_bytes is not None and limits.locked_bytes < RDMA_BYTES:
         yield warning(
-            f"a process may lock {size(one.locked_bytes)} of memory, RDMA needs more: ulimit -l unlimited "
+            f"a process may lock {size(limits.locked_bytes)} of memory, RDMA needs more: ulimit -l unlimited "
             "(container: --ulimit memlock=-1)"
         )
 
 
 def _cpu_share(one: Health) -> Found:
-    if one.cpu_quota is not None and one.cpu_quota < min(one.workers, one.cpus):
+    limits = one.limits
+    if limits.cpu_quota is not None and limits.cpu_quota < min(one.workers, limits.cpus):
         yield warning(
-            f"the control group gives {one.cpu_quota:g} CPUs at a time to {counted(one.workers, 'worker')}: "
-            "raise the limit (container: --cpus), or start fewer workers"
+            f"the control group gives {limits.cpu_quota:g} CPUs at a time to "
+            f"{counted(one.workers, 'worker')}: raise the limit (container: --cpus), or start fewer workers"
         )
-    elif one.cpus < one.workers:
+    elif limits.cpus < one.workers:
         yield warning(
-            f"{one.workers} workers share {counted(one.cpus, 'CPU')}: ask for more CPUs (Slurm: "
+            f"{one.workers} workers share {counted(limits.cpus, 'CPU')}: ask for more CPUs (Slurm: "
             "--cpus-per-task, else taskset and the cpuset), or start fewer workers"
         )
 
 
 def _threads(one: Health) -> Found:
+    limits = one.limits
     text = dict(one.variables).get("OMP_NUM_THREADS", "")
     if not text:
         return
     words = [word.strip() for word in text.split(",")]  # one for each level of nested teams
-    mend = f"set it to {max(one.cpus // one.workers, 1)} or unset it"
+    mend = f"set it to {max(limits.cpus // one.workers, 1)} or unset it"
     if not all(word.isascii() and word.isdigit() and word.strip("0") for word in words):
         yield warning(f"OMP_NUM_THREADS={quote(text)} is no number of threads, so OpenMP ignores it: {mend}")
         return
     first = shorten(words[0])
     threads = BEYOND if (number := parse_number(words[0])) is None else number
-    if threads > one.cpus:
+    if threads > limits.cpus:
         yield warning(
-            f"OMP_NUM_THREADS={first}, but there {'is' if one.cpus == 1 else 'are'} "
-            f"{counted(one.cpus, 'CPU')}: {mend}"
+            f"OMP_NUM_THREADS={first}, but there {'is' if limits.cpus == 1 else 'are'} "
+            f"{counted(limits.cpus, 'CPU')}: {mend}"
         )
-    elif threads > 1 and threads * one.workers > one.cpus:
+    elif threads > 1 and threads * one.workers > limits.cpus:
         yield warning(
-            f"OMP_NUM_THREADS={first} in each of {one.workers} workers, but there are {one.cpus} CPUs: {mend}"
+            f"OMP_NUM_THREADS={first} in each of {one.workers} workers, but there are {limits.cpus} CPUs: "
+            f"{mend}"
         )
 
 
 def _governor(one: Health) -> Found:
-    driver, _, governor = one.governor.partition(" ")
+    driver, _, governor = one.limits.governor.partition(" ")
     if governor == "powersave" and driver not in STEERING_BY_DRIVER:
         yield warning(
             "the CPUs run at their lowest frequency (governor powersave): cpupower frequency-set -g "
@@ -224,7 +237,7 @@ def _governor(one: Health) -> Found:
 
 
 def _disks(one: Health) -> Found:
-    for folder in one.folders:
+    for folder in one.folders.found:
         where = f"{folder.path} ({folder.use})"
         mend = "make room, or name another directory" + (
             " with TMPDIR" if folder.use == "temporary files" else ""
@@ -238,7 +251,7 @@ def _disks(one: Health) -> Found:
 
 
 def _caches(one: Health) -> Found:
-    for folder in one.folders:
+    for folder in one.folders.found:
         if not folder.is_writable:
             yield warning(
                 f"{folder.path} ({folder.use}) cannot be written by this user: correct its owner, or name "
@@ -247,7 +260,7 @@ def _caches(one: Health) -> Found:
 
 
 def _noexec(one: Health) -> Found:
-    for folder in one.folders:
+    for folder in one.folders.found:
         if not folder.runs_code and folder.use != "log files":
             yield warning(
                 f"{folder.path} ({folder.use}) is mounted noexec, compiled kernels cannot be loaded from "
@@ -256,15 +269,16 @@ def _noexec(one: Health) -> Found:
 
 
 def _tmpdir(one: Health) -> Found:
-    if one.lost_tmpdir:
+    folders = one.folders
+    if folders.lost_tmpdir:
         yield warning(
-            f"TMPDIR={one.lost_tmpdir} is no directory that this user can write to, so others are used: make "
-            "it on every host, or unset it"
+            f"TMPDIR={folders.lost_tmpdir} is no directory that this user can write to, so others are used: "
+            "make it on every host, or unset it"
         )
 
 
 def _locks(one: Health) -> Found:
-    for path in one.locks:
+    for path in one.folders.locks:
         yield error(
             f"{path} is a lock whose owner is gone, and a compile would wait for it for ever: remove it"
         )
@@ -316,6 +330,35 @@ def _own_name(one: Health) -> Found:
         yield warning(f"its own name {one.name} is {found[0]}, where other hosts do not reach gloo: {mend}")
 
 
+def unproxied(variables: Mapping[str, str], hosts: Sequence[str]) -> tuple[str, list[str]]:
+    """The variable that names a proxy, and the hosts that ``no_proxy`` does not except from it."""
+    both = [name for word in PROXIES for name in (word, word.upper())]
+    name = next((one for one in both if variables.get(one)), "")
+    if not name:
+        return "", []
+    text = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
+    exceptions = [word.strip() for word in text.split(",") if word.strip()]
+    return name, [host for host in hosts if not any(_covers(one, host) for one in exceptions)]
+
+
+def _covers(exception: str, host: str) -> bool:
+    """An exception is ``*``, a name with all names below it, an address, or a network as ``10.0.0.0/8``."""
+    if exception == "*":
+        return True
+    host = host.rpartition("@")[2].lower()
+    name = exception.lower().removeprefix("*").lstrip(".").partition(":")[0]
+    if host == name or host.endswith(f".{name}"):
+        return True
+    if "/" not in exception:
+        return False
+    from ipaddress import ip_address, ip_network
+
+    try:
+        return ip_address(host) in ip_network(exception, strict=False)
+    except ValueError:
+        return False
+
+
 def _proxies(one: Health) -> Found:
     name, hosts = unproxied(dict(one.variables), one.peers)
     if hosts:
@@ -339,7 +382,7 @@ def _slow_settings(one: Health) -> Found:
     for name in ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
         if variables.get(name, "0").strip() not in ("", "0"):
             yield warning(f"{name}={variables[name]} makes training much slower: unset it after debugging")
-    if one.has_rdma and variables.get("NCCL_IB_DISABLE", "0").strip() == "1":
+    if one.limits.has_rdma and variables.get("NCCL_IB_DISABLE", "0").strip() == "1":
         yield warning("NCCL_IB_DISABLE=1 keeps NCCL from the InfiniBand adapters: unset it")
     if variables.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         yield warning("TORCH_DISTRIBUTED_DEBUG=DETAIL makes training slower: unset it after debugging")
@@ -351,7 +394,7 @@ def _preloads(one: Health) -> Found:
 
 
 def _shadows(one: Health) -> Found:
-    for path in one.shadows:
+    for path in one.program.shadows:
         yield error(f"{path} hides the module that torch imports by this name: rename the file")
 
 

@@ -1,21 +1,29 @@
-"""The checks of the doctor that compare the hosts of a job: facts in, findings out. Pure."""
+"""The checks that compare the hosts of a job, and what the doctor says on one screen. Pure.
+
+A start makes those of `FREE` with what it knows of its hosts anyway, the doctor makes all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
-
 from dsl._record import Record
-from dsl.control.checks import compare, skew_notice
-from dsl.control.clock import Clock
-from dsl.control.messages import Checked
-from dsl.doctor.host_checks import find_on_host
-from dsl.lists import name_few
-from dsl.model.health import Health, Symptom, Verdict, Way
+from dsl.lists import counted, name_few
+from dsl.model.health import Symptom
 from dsl.model.job import Notice
 
-Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
-"""Level, hosts and text of each finding."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
+
+    from dsl.control.clock import Clock
+    from dsl.control.messages import Checked, Hello
+    from dsl.model.health import Health, Verdict, Way
+
+    Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
+    """Level, hosts and text of each finding."""
+
+MOST_SKEW_NS = 1_000_000_000
+"""Nanoseconds by which clocks may differ without a warning."""
 
 LAUNCH = "launch"
 """Name of all that a launch refuses, too."""
@@ -69,23 +77,23 @@ def _words(groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def _torch_versions(hosts: Sequence[Examined]) -> Found:
-    running = [(name, one) for name, one in _health(hosts) if one.python_version]
-    groups = _groups([(name, one.torch) for name, one in running])
-    if len(groups) > 1 and not ("" in groups and any(one.needs_torch for _, one in running)):
+    running = [(name, one) for name, one in _health(hosts) if one.program.python_version]
+    groups = _groups([(name, one.program.torch) for name, one in running])
+    if len(groups) > 1 and not ("" in groups and any(one.program.needs_torch for _, one in running)):
         public = {value.partition("+")[0] for value in groups}
         level: Verdict = "error" if len(public) > 1 else "warning"
         yield level, (), f"torch differs: {_words(groups)}; install the same version on every host"
 
 
 def _pythons(hosts: Sequence[Examined]) -> Found:
-    running = [(name, one.python_version) for name, one in _health(hosts) if one.python_version]
-    groups = _groups([(name, ".".join(version.split(".")[:2])) for name, version in running])
+    versions = [(name, one.program.python_version) for name, one in _health(hosts)]
+    groups = _groups([(name, ".".join(text.split(".")[:2])) for name, text in versions if text])
     if len(groups) > 1:
         yield "warning", (), f"Python differs: {_words(groups)}; use the same version on every host"
 
 
 def _scripts(hosts: Sequence[Examined]) -> Found:
-    groups = _groups([(name, one.script) for name, one in _health(hosts) if one.script])
+    groups = _groups([(name, one.program.script) for name, one in _health(hosts) if one.program.script])
     if len(groups) > 1:
         most = max(groups.values(), key=len)
         others = [name for names in groups.values() if names is not most for name in names]
@@ -94,16 +102,38 @@ def _scripts(hosts: Sequence[Examined]) -> Found:
 
 
 def _machines(hosts: Sequence[Examined]) -> Found:
-    known = [(one.name, one.checked) for one in hosts if one.checked and not one.problem]
-    for notice in compare(known):
-        yield "warning", (), notice.text
+    """The accelerators of hosts that can take part differ, or several names mean the same machine."""
+    fit = [(one.name, one.checked) for one in hosts if one.checked and not one.problem]
+    kinds = _groups([(name, checked.accelerator) for name, checked in fit if checked.accelerator])
+    if len(kinds) > 1:
+        parts = [f"{kind} on {_subject(names)}" for kind, names in kinds.items()]
+        text = f"the accelerators differ: {'; '.join(parts)}"
+        yield "warning", (), f"{text}; set DS_ACCELERATOR if that is not meant"
+    for names in _groups([(name, checked.machine) for name, checked in fit if checked.machine]).values():
+        if len(names) > 1:
+            text = f"{_subject(names)} are one machine: their workers share its devices and CPUs"
+            yield "warning", (), text
+
+
+def _subject(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"host {names[0]}"
+    shown = ", ".join(names[:8])
+    return f"hosts {shown}, ... ({len(names)} in all)" if len(names) > 8 else f"hosts {shown}"
 
 
 def _clocks(hosts: Sequence[Examined]) -> Found:
+    """The clock of a host is surely more than a second from ours."""
     for one in hosts:
-        notice = one.clock and skew_notice(one.name, one.clock.offset_ns, one.clock.error_ns)
-        if notice:
-            yield "warning", (), notice.text
+        if one.clock is None or abs(one.clock.offset_ns) - one.clock.error_ns <= MOST_SKEW_NS:
+            continue
+        offset_s, error_ms = one.clock.offset_ns / 1e9, one.clock.error_ns / 1e6
+        side = "ahead of" if offset_s > 0 else "behind"
+        text = (
+            f"the clock of host {one.name} is {abs(offset_s):.1f} s {side} this one's (to within "
+            f"{max(error_ms, 0.1):.1f} ms): times in their logs do not compare, let NTP set both"
+        )
+        yield "warning", (), text
 
 
 def _ways(hosts: Sequence[Examined], *, small: bool = False) -> Found:
@@ -169,6 +199,25 @@ JOB_CHECKS: Mapping[str, Callable[[Sequence[Examined]], Found]] = {
     "same-address": _names,
 }
 """The checks that compare hosts, by name."""
+FREE = ("machines", "clocks")
+"""Those that cost nothing."""
+MOST_LINES = 22
+"""Lines of findings that fit on a screen with the others."""
+
+CODES = {"warning": 1, "error": 2}
+
+
+def version_problem(hello: Hello, version: str) -> str:
+    """What is wrong with the version of dsl on a host; empty if it is the head's version."""
+    if hello.version == version:
+        return ""
+    where = f" for {hello.python}" if hello.python else ""
+    return f"it has dsl {hello.version}, this host has {version}: install the same version{where}"
+
+
+def free_notices(hosts: Sequence[Examined]) -> list[Notice]:
+    """What the free checks find, as a start says it."""
+    return [Notice(level, text) for check in FREE for level, _, text in JOB_CHECKS[check](hosts)]
 
 
 def find_all(
@@ -179,6 +228,8 @@ def find_all(
     A finding without hosts is about the whole job, or about the one host that the job has. ``planned``: what
     the plan of the job has to say; its warnings are findings.
     """
+    from dsl.doctor.host_checks import find_on_host
+
     found: dict[Symptom, list[str]] = {
         Symptom("warning", LAUNCH, one.text): [] for one in planned if one.level == "warning"
     }
@@ -195,3 +246,34 @@ def find_all(
             found.setdefault(Symptom(level, check, text), []).extend(names)
     pairs = [(tuple(filter(None, names)), finding) for finding, names in found.items()]
     return sorted(pairs, key=lambda pair: pair[1].level != "error")
+
+
+def exit_code(findings: Sequence[tuple[tuple[str, ...], Symptom]]) -> int:
+    """0 if all is well, 1 with warnings, 2 with errors."""
+    return max([CODES[finding.level] for _, finding in findings], default=0)
+
+
+def page(
+    findings: Sequence[tuple[tuple[str, ...], Symptom]], hosts: Sequence[str], workers: int
+) -> list[str]:
+    """The lines of the page. ``hosts``: those of the job; none: this one alone."""
+    where = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0] if hosts else "this host"
+    job = f"{where}, {counted(workers, 'worker')}" if workers else where
+    from dsl.doctor.host_checks import HOST_CHECKS
+
+    checks = len(HOST_CHECKS) + (len(JOB_CHECKS) if len(hosts) > 1 else 0)
+    counts = [
+        counted(number, level)
+        for level in ("error", "warning")
+        if (number := sum(finding.level == level for _, finding in findings))
+    ]
+    head = f"doctor: {job}: {', '.join(counts) or f'all is well, {checks} checks found nothing'}"
+    shown = [_line(names, finding) for names, finding in findings[:MOST_LINES]]
+    rest = findings[MOST_LINES:]
+    more = [f"... and {len(rest)} more: mend these first, then look again"] if rest else []
+    return [head, *shown, *more]
+
+
+def _line(names: Sequence[str], finding: Symptom) -> str:
+    where = f"{name_few(names)}: " if names else ""
+    return f"{finding.level:7}  {where}{finding.text} [{finding.check}]"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from subprocess import DEVNULL, PIPE, SubprocessError, run
 from typing import Any
 
-from dsl.doctor import processes
-from dsl.doctor.proxies import PROXIES
+from dsl._core import kernel_interfaces
+from dsl._record import replace
+from dsl.doctor.host_checks import PROXIES
 from dsl.facts import Facts
 from dsl.forkserver.guess import TORCH_PACKAGES, find_imports, package_of
 from dsl.machine.cgroups import room_left
 from dsl.machine.kernel_files import list_names, read_fact, read_fields, shared_memory
 from dsl.machine.network import interfaces
 from dsl.machine.programs import read_constants
-from dsl.model.health import Directory, Health
+from dsl.model.health import DeviceLook, Directory, FolderLook, Health, Holder, LimitLook, ProgramLook
 from dsl.model.job import Flavour, Job
 from dsl.model.request import OutputRequest, Program
 from dsl.plan.environ import inherited_environment
@@ -57,6 +58,17 @@ HIDDEN_BY_FILES = frozenset(
 )
 """Modules that torch imports: a file of such a name beside the script takes the place of one."""
 
+MARK = "DSL_JOB_ID"
+"""Marks the processes of a job of dsl."""
+
+REAPERS = ("systemd", "init", "tini", "dumb-init")
+"""Programs that adopt a process whose parents are gone, beside pid 1."""
+
+MOST_HOLDERS = 8
+LONGEST_COMMAND = 60
+USED_BYTES = 256 << 20
+"""Memory of a device that counts as used: a monitor takes less."""
+
 
 def look_here(
     job: Job, environ: Mapping[str, str], facts: Facts, *, node_rank: int, workers: int, cwd: str
@@ -75,39 +87,34 @@ def look_here(
         name_is_own=any(map(facts.network.is_own, named)),
         interfaces=interfaces(),
         slots_named=bool(job.hosts),
-        **_of_program(job.program, job.flavour, inherited, facts, cwd),
-        **_of_devices(job.accelerator, inherited, facts),
-        **_of_limits(facts),
-        **_of_folders(job.output, inherited, facts, cwd),
+        program=_program(job.program, job.flavour, inherited, facts, cwd),
+        devices=_devices(job.accelerator, inherited, facts),
+        limits=_limits(facts),
+        folders=_folders(job.output, inherited, facts, cwd),
         variables=_variables(inherited),
         missing_preloads=_missing_preloads(inherited),
-        kernel=_kernel(),
+        kernel=tuple(kernel_interfaces().items()),
     )
 
 
 # ---------------------------------------------------------------------- the program
 
 
-def _of_program(
+def _program(
     program: Program, flavour: Flavour, environ: Mapping[str, str], facts: Facts, cwd: str
-) -> dict[str, Any]:
+) -> ProgramLook:
     if program.kind not in ("script", "module"):
-        return {}
+        return ProgramLook()
     python = interpreter_of(flavour, environ, facts.names.executable)
     version, torch = _ask_interpreter(python, environ, cwd)
-    found: dict[str, Any] = {"python": python, "python_version": version}
+    found = ProgramLook(python, version)
     if torch:
         said = read_constants(os.path.join(torch, "version.py"), ("__version__", "cuda", "hip"))
-        found |= {
-            "torch": said.get("__version__") or "of an unknown version",
-            "torch_build": said.get("cuda") or said.get("hip") or "",
-        }
-        if "cuda" not in said:  # a build of somebody's own: nothing is known about it
-            found["torch_build"] = found["torch_build"] or "unknown"
+        # A build of somebody's own has none of them: nothing is known about it.
+        build = said.get("cuda") or said.get("hip") or ("" if "cuda" in said else "unknown")
+        found = replace(found, torch=said.get("__version__") or "of an unknown version", torch_build=build)
     path = os.path.join(cwd, program.script)
-    if program.kind == "script" and os.path.isfile(path):
-        found |= _of_script(path)
-    return found
+    return _with_script(found, path) if program.kind == "script" and os.path.isfile(path) else found
 
 
 def _ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> tuple[str, str]:
@@ -129,93 +136,95 @@ def _ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> tuple
     return lines[0], lines[1]
 
 
-def _of_script(path: str) -> dict[str, Any]:
+def _with_script(found: ProgramLook, path: str) -> ProgramLook:
     try:
         with open(path, "rb") as file:
             text = file.read(LARGEST_SCRIPT)
     except OSError:
-        return {}
+        return found
     needs_torch = False
     try:
         imports = find_imports(text, is_program=True)
         needs_torch = any(package_of(one.module) in TORCH_PACKAGES for one in imports if not one.is_inner)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass  # another check says so
-    folder = os.path.dirname(path)
-    own = os.path.basename(path)
-    shadows = [
-        one for one in sorted(list_names(folder)) if one != own and one.removesuffix(".py") in HIDDEN_BY_FILES
-    ]
-    hiding = [f"{folder}/{one}" for one in shadows if one.endswith(".py")] if needs_torch else []
-    return {"script": sha256(text).hexdigest()[:16], "needs_torch": needs_torch, "shadows": tuple(hiding)}
+    folder, own = os.path.split(path)
+    names = [one for one in sorted(list_names(folder)) if one != own and one.endswith(".py")]
+    hiding = [f"{folder}/{one}" for one in names if needs_torch and one[:-3] in HIDDEN_BY_FILES]
+    return replace(
+        found, script=sha256(text).hexdigest()[:16], needs_torch=needs_torch, shadows=tuple(hiding)
+    )
 
 
 # ---------------------------------------------------------------------- devices
 
 
-def _of_devices(named: str, environ: Mapping[str, str], facts: Facts) -> dict[str, Any]:
+def _devices(named: str, environ: Mapping[str, str], facts: Facts) -> DeviceLook:
     from dsl.devices.accelerators import ACCELERATORS
     from dsl.devices.nproc import count_visible_devices
     from dsl.errors import DslError
 
-    holders = processes.left_over()
+    left = _left_over()
     if environ.get("DS_ACCELERATOR") == "cpu":
-        return {"accelerator": "cpu", "holders": holders}
+        return DeviceLook("cpu", holders=left)
     named = "" if named == "cpu" else named  # also if all devices are hidden
     kind = named or environ.get("DS_ACCELERATOR") or facts.devices.other_name or "cuda"
     try:
         count = facts.devices.cuda_count if kind == "cuda" else facts.devices.other_count(kind, environ)
         visible = count_visible_devices(kind, environ, facts.devices)
     except (DslError, KeyError):
-        return {"holders": holders}
+        return DeviceLook(holders=left)
     if not count:
-        return {"accelerator": "cpu", "holders": holders}
+        return DeviceLook("cpu", holders=left)
     variable = ACCELERATORS[kind].visible_variable
     mask = f"{variable}={environ[variable]}" if variable in environ else ""
-    found = {"accelerator": kind, "devices": count, "visible": visible, "mask": mask}
+    found = DeviceLook(kind, count, visible, mask, holders=left)
     if kind != "cuda" or not facts.devices.survey.source:
-        return {**found, "holders": holders}
-    return {
-        **found,
-        "device_problems": tuple(facts.devices.survey.problems),
-        "lacks_uvm": os.path.exists("/dev/nvidia0") and not os.path.exists("/dev/nvidia-uvm"),
-        "holders": (*processes.on_devices(count), *holders),
-    }
+        return found
+    return replace(
+        found,
+        problems=tuple(facts.devices.survey.problems),
+        lacks_uvm=os.path.exists("/dev/nvidia0") and not os.path.exists("/dev/nvidia-uvm"),
+        holders=(*on_devices(count), *left),
+    )
 
 
 # ---------------------------------------------------------------------- limits
 
 
-def _of_limits(facts: Facts) -> dict[str, Any]:
+def _limits(facts: Facts) -> LimitLook:
     def limit(which: int) -> int | None:
         soft = resource.getrlimit(which)[0]
         return None if soft == resource.RLIM_INFINITY else soft
 
     room = room_left()
     memory = [(room.memory_bytes, room.memory_limit)] if room.memory_bytes is not None else []
-    if free := _free_memory():
-        memory.append((free, "this machine"))
+    if left := _free_memory():
+        memory.append((left, "this machine"))
     tasks = [(room.tasks, room.tasks_limit)] if room.tasks is not None else []
     own = limit(resource.RLIMIT_NPROC)
     if own is not None and os.geteuid():
-        tasks.append((max(own - processes.count_tasks(os.getuid()), 0), f"ulimit -u ({own})"))
+        tasks.append((max(own - _count_tasks(os.getuid()), 0), f"ulimit -u ({own})"))
     least_memory = min(memory, default=(None, ""), key=lambda one: one[0] or 0)
     least_tasks = min(tasks, default=(None, ""), key=lambda one: one[0] or 0)
     folder = "/sys/devices/system/cpu/cpu0/cpufreq"
     governor = f"{read_fact(f'{folder}/scaling_driver')} {read_fact(f'{folder}/scaling_governor')}"
-    return {
-        "open_files": limit(resource.RLIMIT_NOFILE),
-        "locked_bytes": limit(resource.RLIMIT_MEMLOCK),
-        "address_bytes": limit(resource.RLIMIT_AS),
-        "has_rdma": bool(list_names("/sys/class/infiniband")),
-        "tasks_left": least_tasks[0],
-        "tasks_limit": least_tasks[1],
-        "memory_left": least_memory[0],
-        "memory_limit": least_memory[1],
-        "cpus": len(facts.cpus.allowed),
-        "cpu_quota": room.cpus,
-        "governor": governor.strip(),
-    }
+    size, free = shared_memory()
+    return LimitLook(
+        size or None,
+        free if size else None,
+        open_files=limit(resource.RLIMIT_NOFILE),
+        locked_bytes=limit(resource.RLIMIT_MEMLOCK),
+        address_bytes=limit(resource.RLIMIT_AS),
+        has_rdma=bool(list_names("/sys/class/infiniband")),
+        tasks_left=least_tasks[0],
+        tasks_limit=least_tasks[1],
+        memory_left=least_memory[0],
+        memory_limit=least_memory[1],
+        cpus=len(facts.cpus.allowed),
+        cpu_quota=room.cpus,
+        governor=governor.strip(),
+    )
 
 
 def _free_memory() -> int:
@@ -224,16 +233,10 @@ def _free_memory() -> int:
     return int(words[0]) << 10 if words and words[0].isdigit() else 0
 
 
-def _kernel() -> tuple[tuple[str, str], ...]:
-    from dsl._core import kernel_interfaces
-
-    return tuple(kernel_interfaces().items())
-
-
 # ---------------------------------------------------------------------- directories
 
 
-def _of_folders(output: OutputRequest, environ: Mapping[str, str], facts: Facts, cwd: str) -> dict[str, Any]:
+def _folders(output: OutputRequest, environ: Mapping[str, str], facts: Facts, cwd: str) -> FolderLook:
     temp, home = facts.names.temp_dir, facts.files.home or "/"
     user = environ.get("USER") or environ.get("LOGNAME") or ""
     extensions = environ.get("TORCH_EXTENSIONS_DIR") or f"{home}/.cache/torch_extensions"
@@ -250,14 +253,11 @@ def _of_folders(output: OutputRequest, environ: Mapping[str, str], facts: Facts,
             places.append(("compile cache", path))
     asked = environ.get("TMPDIR", "")
     is_lost = bool(asked) and not (os.path.isdir(asked) and os.access(asked, os.W_OK | os.X_OK))
-    size, free = shared_memory()
-    memory = {"shm_bytes": size, "shm_free_bytes": free} if size else {}
-    return {
-        "folders": tuple([one for use, path in places if (one := _folder(use, path))]),
-        "lost_tmpdir": asked if is_lost else "",
-        "locks": processes.unheld(_batons(extensions)),
-        **memory,
-    }
+    return FolderLook(
+        tuple([one for use, path in places if (one := _folder(use, path))]),
+        asked if is_lost else "",
+        _unheld(_batons(extensions)),
+    )
 
 
 def _folder(use: str, path: str) -> Directory | None:
@@ -307,3 +307,70 @@ def _missing_preloads(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Paths of LD_PRELOAD that do not exist. Words without a slash are found by the loader."""
     words: Sequence[str] = environ.get("LD_PRELOAD", "").replace(":", " ").split()
     return tuple([word for word in words if "/" in word and "$" not in word and not os.path.exists(word)])
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def _all(*facts: str) -> Iterator[dict[str, Any]]:
+    """These facts of all processes, None for what this user may not see; nothing if psutil is missing."""
+    try:
+        from psutil import process_iter
+    except ImportError:
+        return
+    for one in process_iter(["pid", *facts]):
+        yield one.info
+
+
+def command_of(pid: int) -> str:
+    """The command of a process, cut short."""
+    words = read_fact(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    return (words or read_fact(f"/proc/{pid}/comm"))[:LONGEST_COMMAND]
+
+
+def _left_over() -> tuple[Holder, ...]:
+    """Processes with a job's token whose supervisor is gone: init or another reaper has adopted them."""
+    if "dsl" in command_of(1):
+        return ()  # a guard adopts what its own job leaves, and clears it away
+    own = os.environ.get(MARK)
+    found = []
+    for one in _all("environ", "ppid"):
+        token, parent = (one["environ"] or {}).get(MARK), one["ppid"]
+        if not token or token == own:
+            continue
+        if parent == 1 or (parent and read_fact(f"/proc/{parent}/comm") in REAPERS):
+            found.append(Holder(one["pid"], command_of(one["pid"]), ""))
+    return tuple(found[:MOST_HOLDERS])
+
+
+def _count_tasks(uid: int) -> int:
+    """Threads of all processes of a user."""
+    own = [one for one in _all("uids", "num_threads") if one["uids"] and one["uids"].real == uid]
+    return sum(one["num_threads"] or 0 for one in own)
+
+
+def on_devices(count: int) -> tuple[Holder, ...]:
+    """Processes that compute on the NVIDIA devices of this machine, as far as the driver names them."""
+    from dsl.devices.nvml import Nvml, NvmlError
+
+    found = []
+    try:
+        with Nvml() as driver:
+            for number in range(count):
+                device = driver.ask("device", number=number)
+                for pid, used in driver.ask("processes", device):
+                    if (used is None or used >= USED_BYTES) and pid != os.getpid():
+                        size = "" if used is None else f" ({used >> 20} MB)"
+                        command = command_of(pid) or "of another user or container"
+                        found.append(Holder(pid, command, f"GPU {number}{size}"))
+    except NvmlError:
+        pass  # the survey of the devices says so
+    return tuple(found[:MOST_HOLDERS])
+
+
+def _unheld(paths: Sequence[str]) -> tuple[str, ...]:
+    """Those of some files that no process has open. A process of another user or host may have one open."""
+    if not paths:
+        return ()
+    held = {file.path for one in _all("open_files") for file in one["open_files"] or ()}
+    return tuple([path for path in paths if os.path.realpath(path) not in held])

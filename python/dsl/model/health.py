@@ -83,19 +83,9 @@ class MeetingLook(Record):
     """The process that listens there, on this machine."""
 
 
-class Health(Record):
-    """What one host has for its part of a job. A number that is None has no limit, or is unknown."""
+class ProgramLook(Record):
+    """The program of the workers, their interpreter and its torch."""
 
-    workers: Count = 1
-    """Workers of the job on this host."""
-    peers: tuple[Shown, ...] = ()
-    """Names of the other hosts; empty: the job runs on this host alone."""
-    name: Shown = ""
-    """Name of the machine (``uname -n``)."""
-    name_addresses: tuple[Shown, ...] = ()
-    """Addresses that this name stands for here."""
-    name_is_own: bool = True
-    """One of these addresses belongs to this machine."""
     python: Shown = ""
     """Interpreter of the workers; empty: they run another program."""
     python_version: Shown = ""
@@ -110,22 +100,30 @@ class Health(Record):
     """A word for the contents of the script: equal on two hosts only if the script is."""
     shadows: tuple[Shown, ...] = ()
     """Files beside the script that hide modules which torch imports."""
+
+
+class DeviceLook(Record):
+    """The devices of a host."""
+
     accelerator: Shown = ""
     """Kind of the devices, such as ``cuda``; ``cpu``: none are used; empty: unknown."""
-    devices: Count = 0
+    count: Count = 0
     """Devices of the machine."""
     visible: Count = 0
     """Devices that the environment leaves visible."""
     mask: Shown = ""
     """The variable that hides devices, as ``NAME=VALUE``; empty: none is set."""
-    slots_named: bool = False
-    """The workers' devices are named by slots, whatever the mask says."""
-    device_problems: tuple[Shown, ...] = ()
+    problems: tuple[Shown, ...] = ()
     """What the driver says is wrong."""
     lacks_uvm: bool = False
     """There are NVIDIA devices without the file by which CUDA shares memory with them."""
     holders: tuple[Holder, ...] = ()
     """Other processes on the devices, and processes left over from earlier jobs of this user."""
+
+
+class LimitLook(Record):
+    """What limits the processes of this user. A number that is None has no limit, or is unknown."""
+
     shm_bytes: Moment | None = None
     """Size of /dev/shm."""
     shm_free_bytes: Moment | None = None
@@ -151,11 +149,37 @@ class Health(Record):
     """CPUs that its control group may use at a time."""
     governor: Shown = ""
     """How the frequency of the CPUs is governed, as ``DRIVER GOVERNOR``."""
-    folders: tuple[Directory, ...] = ()
+
+
+class FolderLook(Record):
+    """The directories to which the job writes."""
+
+    found: tuple[Directory, ...] = ()
     lost_tmpdir: Shown = ""
     """The value of TMPDIR, if it is no directory that this user may write to."""
     locks: tuple[Shown, ...] = ()
     """Locks of compile caches that no process holds."""
+
+
+class Health(Record):
+    """What one host has for its part of a job."""
+
+    workers: Count = 1
+    """Workers of the job on this host."""
+    peers: tuple[Shown, ...] = ()
+    """Names of the other hosts; empty: the job runs on this host alone."""
+    name: Shown = ""
+    """Name of the machine (``uname -n``)."""
+    name_addresses: tuple[Shown, ...] = ()
+    """Addresses that this name stands for here."""
+    name_is_own: bool = True
+    """One of these addresses belongs to this machine."""
+    slots_named: bool = False
+    """The workers' devices are named by slots, whatever the mask says."""
+    program: ProgramLook = ProgramLook()
+    devices: DeviceLook = DeviceLook()
+    limits: LimitLook = LimitLook()
+    folders: FolderLook = FolderLook()
     interfaces: tuple[Interface, ...] = ()
     variables: Pairs = ()
     """Variables of the workers that steer libraries: NCCL, OpenMP, proxies and others."""

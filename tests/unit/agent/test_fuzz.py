@@ -22,10 +22,10 @@ from dsl.agent import head as head_module
 from dsl.agent import starters as starters_module
 from dsl.agent.head import Head
 from dsl.agent.part import Orders, decide
+from dsl.agent.preflight import assignment_problem, meeting_problem
 from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms
-from dsl.control.checks import assignment_problem, meeting_problem
 from dsl.control.hub import Hub
 from dsl.control.messages import (
     TO_AGENT,

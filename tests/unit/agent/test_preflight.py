@@ -10,14 +10,20 @@ import pytest
 from tests.support.machine import FREE_PORT, OWN_ADDRESSES, UNASKED, make_facts
 
 from dsl._record import replace
-from dsl.agent.preflight import look
+from dsl.agent.preflight import assignment_problem, look, meeting_problem
 from dsl.control.messages import TO_HEAD, Assignment, Checked, message_from_bytes, message_to_bytes
 from dsl.errors import OptionError, PortError
 from dsl.machine import programs
-from dsl.model.job import Host, Job, MeetingPoint
+from dsl.model.job import Host, Job, Meeting, MeetingPoint
 from dsl.model.request import DebugRequest, OutputRequest, Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
 
+PARTS = Job(
+    DEEPSPEED,
+    Program("script", "train.py"),
+    MeetingPoint("static", "", None),
+    hosts=(Host("a", (0, 1)), Host("b", (0,))),
+)
 SSH = {"SSH_CONNECTION": "10.0.0.9 50000 fd00::1 22"}
 
 
@@ -170,6 +176,10 @@ def test_slots_are_compared_with_the_devices_of_this_host(folder: Path) -> None:
     assert (on_cpu.problems, on_cpu.accelerator) == ((), "cpu")
     named = assign(folder, 1, visible_devices="GPU-1,GPU-2")
     assert look(named, make_facts(cuda=1)).problems == ()
+    several = assign(folder, hosts=(Host("n0", (0, 1, 2, 5, 4)),))
+    assert look(several, make_facts(cuda=2)).problems == (
+        "slots 2,4-5 do not exist, there are 2 cuda devices (0-1): correct the hostfile",
+    )
     unnamed = assign(folder, 1, hosts=(), workers="2")
     assert look(unnamed, make_facts(cuda_count=UNASKED, other_name=UNASKED)).accelerator == ""
 
@@ -252,8 +262,19 @@ def test_a_host_needs_a_way_to_the_master_address(folder: Path) -> None:
             "give another with --master_addr"
         ),
     )
-    assert "has no address here" in look(assignment, facts()).problems[0]
-    assert "correct /etc/hosts" in look(assignment, facts("127.0.1.1")).problems[0]
+    assert look(assignment, facts()).problems == (
+        "master address n0 has no address here, check the name or give an address with --master_addr",
+    )
+    assert look(assignment, facts("127.0.1.1")).problems == (
+        "master address n0 is this machine itself here (127.0.1.1), correct /etc/hosts or give --master_addr",
+    )
+    number = assign(folder, 1, meeting=MeetingPoint("static", "2001:db8::1", 1234))
+    assert look(number, facts("2001:db8::1")).problems == (
+        (
+            "there is no way to master address 2001:db8::1: network is unreachable, "
+            "give another with --master_addr"
+        ),
+    )
     alone = assign(folder, node_count=1, meeting=MeetingPoint("static", "127.0.0.1", None))
     assert look(alone, make_facts(resolve=UNASKED)).problems == ()
 
@@ -317,3 +338,52 @@ def test_a_host_without_debugpy_or_with_a_taken_port_has_a_problem(
     assert "port 5679, where rank 3 is to be debugged, is taken" in problem
     monkeypatch.setattr(programs, "check_debugger", lacks)
     assert look(assignment, make_facts(cuda=4)).problems == ("--debug needs debugpy",)
+
+
+@pytest.mark.parametrize(
+    "node_rank, task, problem",
+    [
+        (0, None, ""),
+        (1, 0, ""),
+        (2, None, "the job has no host 2"),
+        (1, 1, "host b has no local rank 1"),
+    ],
+)
+def test_a_part_of_a_job_is_one_that_the_job_has(node_rank: int, task: int | None, problem: str) -> None:
+    assert assignment_problem(Assignment("1", PARTS, node_rank, task)) == problem
+
+
+@pytest.mark.parametrize(
+    "node_rank, sizes, host, problem",
+    [
+        (0, (2, 1), None, ""),
+        (0, (1,), 1, ""),
+        (2, (2, 1), None, "node 2 is none of 2"),
+        (0, (), None, "node 0 is none of 0"),
+        (2, (2, 1, 1), None, "the job has no host 2"),
+        (0, (2,), 7, "the job has no host 7"),
+        (0, (1, 2), None, "host a has 2 slots, not 1"),
+        (0, (999_999_999,), None, "host a has 2 slots, not 999999999"),
+    ],
+)
+def test_nodes_meet_as_their_job_has_them(
+    node_rank: int, sizes: tuple[int, ...], host: int | None, problem: str
+) -> None:
+    assert meeting_problem(Meeting(0, node_rank, sizes, "", 1, host=host), PARTS) == problem
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_loopback_address_is_another_machine_on_every_host(
+    folder: Path, address: str, node_rank: int
+) -> None:
+    facts = make_facts(cuda=4, resolve=lambda _name: ("127.0.0.1",))
+    assert look(assign(folder, node_rank, meeting=MeetingPoint("static", address, 1)), facts).problems == (
+        f"master address {address} is another machine on every host, give --master_addr one that all can reach",
+    )
+
+
+def test_node_0_may_know_its_own_name_as_a_loopback_address(folder: Path) -> None:
+    """As Debian's /etc/hosts has it."""
+    facts = make_facts(cuda=2, resolve=lambda _name: ("127.0.1.1",))
+    assert look(assign(folder, meeting=MeetingPoint("static", "n0", 1234)), facts).problems == ()

@@ -22,7 +22,7 @@ from dsl.control.messages import (
     TryWays,
     WaysTried,
 )
-from dsl.model.health import Health, Interface, Way
+from dsl.model.health import Health, Interface, LimitLook, Way
 from dsl.model.job import Host, Job, MeetingPoint
 from dsl.model.remote import Remote
 from dsl.model.request import Program
@@ -46,7 +46,13 @@ def make() -> Examination:
 
 def checked(place: int, *problems: str) -> Checked:
     face = Interface("eth0", 1500, True, (f"10.0.0.{place}",))
-    health = Health(workers=2, peers=("x",), name=f"n{place}", name_addresses=(f"10.0.0.{place}",), cpus=8)
+    health = Health(
+        workers=2,
+        peers=("x",),
+        name=f"n{place}",
+        name_addresses=(f"10.0.0.{place}",),
+        limits=LimitLook(cpus=8),
+    )
     health = replace(health, interfaces=(face,), port=40_000 + place, token=f"{place}" * 16)
     return Checked(problems, (f"10.0.0.{place}",), machine=str(place), health=health)
 

@@ -10,11 +10,20 @@ import pytest
 
 from dsl._record import replace
 from dsl.control.clock import Clock
-from dsl.control.messages import TO_HEAD, Checked, message_from_bytes, message_to_bytes
-from dsl.doctor.host_checks import HOST_CHECKS, find_on_host
-from dsl.doctor.job_checks import JOB_CHECKS, LAUNCH, Examined, find_all
-from dsl.doctor.page import MOST_LINES, exit_code, page
-from dsl.doctor.proxies import unproxied
+from dsl.control.messages import TO_HEAD, Checked, Hello, message_from_bytes, message_to_bytes
+from dsl.doctor.host_checks import HOST_CHECKS, find_on_host, unproxied
+from dsl.doctor.job_checks import (
+    FREE,
+    JOB_CHECKS,
+    LAUNCH,
+    MOST_LINES,
+    Examined,
+    exit_code,
+    find_all,
+    free_notices,
+    page,
+    version_problem,
+)
 from dsl.model.health import Directory, Health, Holder, Interface, MeetingLook, Symptom, Way
 from dsl.model.job import Notice
 
@@ -22,8 +31,21 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
 GB = 1 << 30
 FOLDER = Directory("temporary files", "/tmp", 50 * GB, 1_000_000)
 CACHE = replace(FOLDER, use="compile cache", path="/home/me/.triton")
+ROOMS = ("program", "devices", "limits", "folders")
+
+
+def changed(health: Health, **fields: Any) -> Health:
+    """The health with other facts, each in its room."""
+    for name, value in fields.items():
+        rooms = [room for room in ROOMS if hasattr(getattr(health, room), name)]
+        change = {room: replace(getattr(health, room), **{name: value}) for room in rooms}
+        health = replace(health, **(change or {name: value}))
+    return health
+
+
 FACES = (Interface("lo", 65536, True, ("127.0.0.1",)), Interface("eth0", 1500, True, ("10.0.0.1",)))
-HEALTHY = Health(
+HEALTHY = changed(
+    Health(),
     workers=8,
     peers=("n1", "n2"),
     name="n0",
@@ -35,7 +57,7 @@ HEALTHY = Health(
     needs_torch=True,
     script="0123456789abcdef",
     accelerator="cuda",
-    devices=8,
+    count=8,
     visible=8,
     slots_named=True,
     shm_bytes=64 * GB,
@@ -48,7 +70,7 @@ HEALTHY = Health(
     memory_limit="this machine",
     cpus=64,
     governor="intel_pstate powersave",
-    folders=(FOLDER, CACHE),
+    found=(FOLDER, CACHE),
     interfaces=FACES,
     variables=(("NCCL_DEBUG", "WARN"), ("OMP_NUM_THREADS", "8")),
     kernel=(("clone3", ""), ("cgroup", "cannot be written")),
@@ -67,8 +89,8 @@ HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "warning",
         "as many workers as devices",
     ),
-    ("driver", {"device_problems": ("the GPU is lost, reset it",)}, "error", "reset it"),
-    ("driver", {"device_problems": ("pynvml is not installed, install it",)}, "warning", "install it"),
+    ("driver", {"problems": ("the GPU is lost, reset it",)}, "error", "reset it"),
+    ("driver", {"problems": ("pynvml is not installed, install it",)}, "warning", "install it"),
     ("uvm", {"lacks_uvm": True}, "error", "nvidia-modprobe"),
     ("leftovers", {"holders": (Holder(12, "python old.py", "GPU 0 (30 GB)"),)}, "warning", "kill 12"),
     ("leftovers", {"holders": (Holder(12, "python old.py", ""),)}, "warning", "kill 12"),
@@ -94,11 +116,11 @@ HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
         )
     ],
     ("governor", {"governor": "acpi-cpufreq powersave"}, "warning", "cpupower"),
-    ("disk", {"folders": (replace(FOLDER, free_bytes=0),)}, "error", "TMPDIR"),
-    ("disk", {"folders": (replace(FOLDER, free_files=3),)}, "error", "make room"),
-    ("disk", {"folders": (replace(CACHE, use="log files", free_bytes=GB // 2),)}, "warning", "make room"),
-    ("cache-owner", {"folders": (replace(CACHE, is_writable=False),)}, "warning", "correct its owner"),
-    ("noexec", {"folders": (replace(FOLDER, runs_code=False),)}, "warning", "TRITON_CACHE_DIR"),
+    ("disk", {"found": (replace(FOLDER, free_bytes=0),)}, "error", "TMPDIR"),
+    ("disk", {"found": (replace(FOLDER, free_files=3),)}, "error", "make room"),
+    ("disk", {"found": (replace(CACHE, use="log files", free_bytes=GB // 2),)}, "warning", "make room"),
+    ("cache-owner", {"found": (replace(CACHE, is_writable=False),)}, "warning", "correct its owner"),
+    ("noexec", {"found": (replace(FOLDER, runs_code=False),)}, "warning", "TRITON_CACHE_DIR"),
     ("tmpdir", {"lost_tmpdir": "/scratch/me"}, "warning", "make it on every host"),
     ("stale-lock", {"locks": ("/home/me/.cache/torch_extensions/py312/fused/lock",)}, "error", "remove it"),
     ("socket-interface", {"variables": (("NCCL_SOCKET_IFNAME", "ib0"),)}, "error", "there is eth0"),
@@ -130,7 +152,7 @@ HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
 
 def host(name: str, **changes: Any) -> Examined:
     """One of the hosts of a job."""
-    health = replace(HEALTHY, script=changes.pop("script", HEALTHY.script), **changes)
+    health = changed(HEALTHY, **changes)
     address = f"10.0.0.{name[1:]}"
     faces = tuple(
         replace(one, addresses=(address,)) if one.name == "eth0" else one for one in health.interfaces
@@ -187,7 +209,7 @@ JOB_CASES: list[tuple[str, Examined, str, str]] = [
 def test_a_seeded_fault_of_a_host_is_found_with_its_mend(
     check: str, changes: dict[str, Any], level: str, mend: str
 ) -> None:
-    (found,) = find_on_host(replace(HEALTHY, **changes))
+    (found,) = find_on_host(changed(HEALTHY, **changes))
     assert (found.check, found.level) == (check, level)
     assert mend in found.text
     assert "\n" not in found.text
@@ -212,7 +234,7 @@ def test_healthy_hosts_have_no_finding() -> None:
     assert find_all([replace(host("n0"), ways=ways, clock=calm), *hosts()[1:]]) == []
     assert find_all([Examined("", Checked(health=alone))]) == []
     assert find_on_host(Health()) == []
-    assert find_on_host(replace(HEALTHY, meeting=MEETING, has_rdma=True, locked_bytes=None)) == []
+    assert find_on_host(changed(HEALTHY, meeting=MEETING, has_rdma=True, locked_bytes=None)) == []
 
 
 @pytest.mark.parametrize("text", ["", "1", " 8 ", "8,4,2", "08"])
@@ -233,7 +255,8 @@ def test_every_check_has_a_seeded_fault_and_the_page_lists_each_with_its_mend() 
 
 def test_equal_findings_are_one_line_and_errors_come_first() -> None:
     odd = [
-        host(f"n{number}", open_files=1024, torch="" if number == 3 else HEALTHY.torch) for number in range(6)
+        host(f"n{number}", open_files=1024, torch="" if number == 3 else HEALTHY.program.torch)
+        for number in range(6)
     ]
     found = find_all(odd)
     lines = page(found, [one.name for one in odd], 48)
@@ -256,13 +279,13 @@ def test_a_warning_of_the_plan_is_a_finding() -> None:
 
 
 def test_facts_travel_as_they_are_and_a_stranger_cannot_send_others() -> None:
-    said = Checked(health=replace(HEALTHY, meeting=MEETING, holders=(Holder(1, "a", "b"),)))
+    said = Checked(health=changed(HEALTHY, meeting=MEETING, holders=(Holder(1, "a", "b"),)))
     assert message_from_bytes(message_to_bytes(said), TO_HEAD) == said
-    odd = Checked(health=replace(HEALTHY, python="py\x1b[31m\n"))
+    odd = Checked(health=changed(HEALTHY, python="py\x1b[31m\n"))
     read = message_from_bytes(message_to_bytes(odd), TO_HEAD)
     assert isinstance(read, Checked)
     assert read.health is not None
-    assert read.health.python.isprintable()
+    assert read.health.program.python.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -280,3 +303,71 @@ def test_no_proxy_names_hosts_domains_and_networks(exceptions: str, left: list[s
     assert unproxied({"https_proxy": "set", "no_proxy": exceptions}, ["n1", "10.0.0.2"])[1] == left
     assert unproxied({"no_proxy": exceptions}, ["n1"]) == ("", [])
     assert unproxied({"HTTP_PROXY": "set", "NO_PROXY": ".me"}, ["a.me", "me", "b"]) == ("HTTP_PROXY", ["b"])
+
+
+def test_the_same_version_has_to_run_everywhere() -> None:
+    hello = Hello("0.0.9", 1, "n1", 7, python="/opt/bin/python")
+    assert version_problem(hello, "0.0.9") == ""
+    assert version_problem(hello, "0.1.0") == (
+        "it has dsl 0.0.9, this host has 0.1.0: install the same version for /opt/bin/python"
+    )
+
+
+def said_at_a_start(*hosts: Examined) -> list[str]:
+    """Texts of the warnings of a start."""
+    notices = free_notices(hosts)
+    assert {one.level for one in notices} <= {"warning"}
+    return [one.text for one in notices]
+
+
+def test_a_start_makes_the_free_checks() -> None:
+    assert {*JOB_CHECKS} >= {*FREE}
+    odd = replace(host("n1", torch=""), ways=(Way(0, "10.0.0.0", "silent"),))
+    assert said_at_a_start(host("n0"), odd, Examined("n2")) == []
+
+
+def test_hosts_of_different_accelerators_are_worth_a_word() -> None:
+    kinds = ("cuda", "cpu", "cuda", "")
+    hosts = [Examined(f"n{at}", Checked(accelerator=kind)) for at, kind in enumerate(kinds)]
+    assert said_at_a_start(hosts[0], hosts[2], hosts[3]) == []
+    assert said_at_a_start(*hosts) == [
+        "the accelerators differ: cuda on hosts n0, n2; cpu on host n1; set DS_ACCELERATOR if that is not meant"
+    ]
+
+
+def test_a_machine_that_is_named_twice_is_worth_a_word() -> None:
+    a, b, again = (
+        Examined(name, Checked(machine=machine))
+        for name, machine in (("n0", "a"), ("n1", "b"), ("n0-ib", "a"))
+    )
+    assert said_at_a_start(a, b) == []
+    assert said_at_a_start(Examined("n0", Checked()), Examined("n1", Checked())) == []
+    assert said_at_a_start(a, b, again) == [
+        "hosts n0, n0-ib are one machine: their workers share its devices and CPUs"
+    ]
+
+
+def test_many_hosts_are_not_all_named() -> None:
+    (text,) = said_at_a_start(*[Examined(f"n{number}", Checked(machine="a")) for number in range(11)])
+    assert text.startswith("hosts n0, n1, n2, n3, n4, n5, n6, n7, ... (11 in all) are one machine")
+
+
+@pytest.mark.parametrize("offset_s, bound_s", [(0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (5.0, 4.5)])
+def test_clocks_that_may_be_a_second_apart_are_not_worth_a_word(offset_s: float, bound_s: float) -> None:
+    clock = Clock(int(offset_s * 1e9), int(bound_s * 1e9))
+    assert said_at_a_start(Examined("n1", clock=clock)) == []
+
+
+@pytest.mark.parametrize(
+    "offset_ns, error_ns, words",
+    [
+        (3_210_000_000, 1_500_000, "3.2 s ahead of this one's (to within 1.5 ms)"),
+        (-3_210_000_000, 1_000, "3.2 s behind this one's (to within 0.1 ms)"),
+    ],
+)
+def test_clocks_that_are_surely_more_than_a_second_apart_are(
+    offset_ns: int, error_ns: int, words: str
+) -> None:
+    assert said_at_a_start(Examined("n1", clock=Clock(offset_ns, error_ns))) == [
+        f"the clock of host n1 is {words}: times in their logs do not compare, let NTP set both"
+    ]
