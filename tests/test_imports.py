@@ -33,7 +33,7 @@ MAY_IMPORT_EXTENSION = {
     "dsl.forkserver.warm",
     "dsl.machine.sockets",
     "dsl.observe.warm_servers",
-    *("dsl", "dsl.machine.ports", "dsl.machine.this_process", "dsl.control.hub", "dsl.agent.statuses"),
+    *("dsl", "dsl.machine.ports", "dsl.machine.this_process", "dsl.control.hub", "dsl.agent.views"),
     "dsl.report.survey",
     "dsl.doctor.look",
     *(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from dsl import Exit, LaunchSpec, Supervisor
     from dsl.agent.elsewhere import Elsewhere
-    from dsl.agent.failure_look import FailureLook
+    from dsl.agent.lookout import FailureLook
     from dsl.agent.metrics import Metrics
     from dsl.agent.roles import Channel, Listener, Policy, Source
     from dsl.agent.warm import WarmCalls
@@ -364,7 +364,7 @@ class Agent:
         if self._look is None:
 
             def look() -> FailureLook:
-                from dsl.agent.failure_look import FailureLook
+                from dsl.agent.lookout import FailureLook
 
                 return FailureLook(self._plan, supervisor.pids())
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import suppress
-from threading import Event, Lock
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from dsl import EngineError, Exited
+from dsl.agent.lookout import Lookout
 from dsl.errors import MetricsError
 from dsl.lists import with_port
 from dsl.machine.crowd import MOST_CLIENTS, close, serve
@@ -23,16 +23,12 @@ from dsl.model.observation import JobView, Look
 from dsl.model.outcome import Hang, MembershipChanged, Outcome
 from dsl.plan.outputs import read_target
 from dsl.report.metrics import CONTENT_TYPE, Tally, metrics_text
-from dsl.report.speak import optional, say
-from dsl.signals import start_thread
+from dsl.report.speak import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable
 
-    Ask = Callable[[Look], "tuple[Sequence[Any], Sequence[str]]"]
-    """Puts a question to all nodes of the job. Returns their answers, and the hosts that have not answered.
-    Raises OSError or EngineError: the job is ending."""
+    from dsl.agent.lookout import Ask
 
 FRESH_S = 1.0
 """Figures that are younger are shown again."""
@@ -45,7 +41,7 @@ MODE = 0o644
 """Mode of a new file: any user may read it."""
 
 
-class Metrics:
+class Metrics(Lookout):
     """A listener that shows the figures of a job at a port or in a file."""
 
     def __init__(self, target: str, command: str, *, counts_exits: bool) -> None:
@@ -54,10 +50,10 @@ class Metrics:
         Raises:
             MetricsError: the port or the file cannot be had.
         """
-        self._command, self._counts_exits = command, counts_exits
+        super().__init__(command)
+        self._counts_exits = counts_exits
         self._tally = Tally()
         self._lock = Lock()
-        self._is_over = Event()
         self._text, self._asked_s = "", 0.0
         self._path, self._listener = "", None
         place = read_target(target)
@@ -73,12 +69,12 @@ class Metrics:
                 f"--metrics {target!r} cannot be written: {why}, choose another file"
             ) from None
 
-    def begin(self, ask: Ask, view: Callable[[], JobView]) -> None:
+    def show(self, ask: Ask, view: Callable[[], JobView]) -> None:
         """Show the figures from now on. Raises RuntimeError: there are too many threads."""
         self._ask, self._view = ask, view
-        work = self._serve if self._listener is not None else self._keep_file
-        what = "there are no metrics any more"
-        start_thread(lambda: optional(self._command, what, work), "dsl-metrics")
+        is_at_port = self._listener is not None
+        work = self._serve if is_at_port else lambda: self.repeat(self._keep_file, 0.0, EVERY_S)
+        self.begin(work, "there are no metrics any more")
 
     def hear(self, event: object) -> None:
         """Count what happens."""
@@ -96,7 +92,7 @@ class Metrics:
         if self._listener is not None:
             close(self._listener, self._is_over)
             return
-        self._is_over.set()
+        self.close()
         ended = outcome.code, time.time()
         with self._lock:
             self._write(metrics_text(self._view(), (), self._tally, ended=ended))
@@ -138,14 +134,10 @@ class Metrics:
         return "\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else data)
 
     def _keep_file(self) -> None:
-        while True:
-            with suppress(OSError, EngineError):  # between two attempts, or at the end of the job
-                text = self._figures()
-                with self._lock:
-                    if not self._is_over.is_set():
-                        self._write(text)
-            if self._is_over.wait(EVERY_S):
-                return
+        text = self._figures()
+        with self._lock:
+            if not self._is_over.is_set():
+                self._write(text)
 
     def _write(self, text: str) -> None:
         if not self._path:

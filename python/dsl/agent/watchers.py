@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.elsewhere import Elsewhere
-    from dsl.agent.hang_watcher import HangWatcher
+    from dsl.agent.lookout import HangWatcher
     from dsl.agent.metrics import Metrics
     from dsl.agent.views import Views
     from dsl.model.node import NodePlan
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Watchers:
     """The watchers of one agent, made when its job lasts or somebody asks about it.
 
-    ``state`` returns the fields of `dsl.agent.statuses.State`. ``command_pid`` and ``elsewhere``: those of
+    ``state`` returns the fields of `dsl.agent.views.State`. ``command_pid`` and ``elsewhere``: those of
     the agent.
     """
 
@@ -44,8 +44,7 @@ class Watchers:
     @kept
     def views(self) -> Views:
         """The views into the job."""
-        from dsl.agent.statuses import State
-        from dsl.agent.views import Views
+        from dsl.agent.views import State, Views
 
         def state() -> State:
             return State(*self._state())
@@ -57,7 +56,7 @@ class Watchers:
         self._listens = self._listen()
         if metrics is not None:
             what = "there are no metrics"
-            optional(plan.command, what, lambda: metrics.begin(self.views.ask, self.views.view))
+            optional(plan.command, what, lambda: metrics.show(self.views.ask, self.views.view))
         sees_all = self._elsewhere is not None or plan.world_size == len(plan.workers)
         if plan.hang_timeout_s is None or not sees_all:
             return ()
@@ -67,7 +66,7 @@ class Watchers:
         return () if self._hangs is None else (self._hangs,)
 
     def _watch(self, plan: NodePlan) -> HangWatcher:
-        from dsl.agent.hang_watcher import HangWatcher
+        from dsl.agent.lookout import HangWatcher
 
         return HangWatcher(plan, self.views.ask, ends_ranks=self._elsewhere is None)
 
