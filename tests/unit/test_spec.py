@@ -13,7 +13,8 @@ from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
 
 
 def _plan(*workers: WorkerPlan) -> NodePlan:
-    return NodePlan("localhost", 0, workers, {"A": "1"}, "127.0.0.1", 29500, len(workers), grace_s=5.0)
+    group = LaunchSpec((), grace_s=5.0)
+    return NodePlan("localhost", 0, workers, {"A": "1"}, "127.0.0.1", 29500, len(workers), group)
 
 
 def _worker(rank: int, **changes: Any) -> WorkerPlan:
@@ -33,44 +34,33 @@ def test_the_group_gets_the_environment_the_grace_and_stops_on_failure() -> None
     plan = _plan(_worker(0, stdout=Route(inherit=True), stderr=Route(inherit=True)))
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec == LaunchSpec((plain,), env={"A": "1"}, inherits=True, grace_s=5.0, lingers=True)
-    assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (None, False, ())
-    assert spec.partial_after_s == 1.0
 
 
-def test_what_is_done_with_all_output_is_passed_on() -> None:
-    line_files = ((1, "/f", ("x",)),)
-    plan = replace(
-        _plan(_worker(0)),
+def test_what_the_plan_says_of_the_whole_group_is_passed_on() -> None:
+    group = LaunchSpec(
+        (),
+        on_failure="report",
+        signal_scope="rank",
+        binding="wanted",
         log_max_bytes=7,
         collapse=True,
-        line_files=line_files,
+        line_files=((1, "/f", ("x",)),),
         partial_after_s=None,
+        tells_signals=True,
     )
+    plan = replace(_plan(_worker(0)), group=group)
     spec = launch_spec(plan, stdin_is_terminal=False)
-    assert spec.partial_after_s is None
-    assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (7, True, line_files)
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_whether_signals_are_only_told_is_passed_on(*, told: bool) -> None:
-    spec = launch_spec(replace(_plan(_worker(0)), tells_signals=told), stdin_is_terminal=False)
-    assert spec.tells_signals is told
-
-
-@pytest.mark.parametrize("scope", ["rank", "group"])
-def test_who_hears_signals_is_passed_on(scope: Any) -> None:
-    assert launch_spec(_plan(_worker(0)), stdin_is_terminal=False).signal_scope == "group"
-    spec = launch_spec(replace(_plan(_worker(0)), signal_scope=scope), stdin_is_terminal=False)
-    assert spec.signal_scope == scope
+    own = {"workers": spec.workers, "env": {"A": "1"}, "inherits": True, "lingers": True}
+    assert spec == replace(group, **own)
 
 
 def test_a_worker_keeps_its_arguments_environment_binding_and_prefix() -> None:
     bound = _worker(1, cpus=(2, 3), mempolicy=("bind", (1,)), prefix="[1] ", keep_fds=(7,))
-    spec = launch_spec(replace(_plan(_worker(0), bound), binding="wanted"), stdin_is_terminal=False)
+    spec = launch_spec(_plan(_worker(0), bound), stdin_is_terminal=False)
     _, worker = spec.workers
     assert (worker.argv, worker.env) == (("python", "--local_rank=1"), {"RANK": "1"})
     assert (worker.cpus, worker.mempolicy) == ((2, 3), ("bind", (1,)))
-    assert (worker.prefix, worker.keep_fds, spec.binding) == ("[1] ", (7,), "wanted")
+    assert (worker.prefix, worker.keep_fds) == ("[1] ", (7,))
 
 
 def test_a_file_alone_is_written_by_the_worker_itself() -> None:
@@ -135,7 +125,7 @@ def test_with_few_descriptors_only_streams_that_something_else_needs_have_pipes(
     first, second = with_few_pipes(plan).workers
     assert (first.stdout, first.stderr) == (INHERIT, INHERIT)
     assert (second.stdout, second.stderr) == (kept[0], INHERIT)
-    searched = replace(plan, line_files=((1, "/found", ("loss",)),))
+    searched = replace(plan, group=LaunchSpec((), line_files=((1, "/found", ("loss",)),)))
     assert with_few_pipes(searched) == searched
     joined = _plan(_worker(0, stdout=Route(console=1), stderr=None))
     assert with_few_pipes(joined).workers[0].stderr is None

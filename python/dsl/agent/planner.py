@@ -246,22 +246,14 @@ def launch_spec(
         )
         for worker in plan.workers
     )
-    return LaunchSpec(
-        workers,
+    return replace(
+        plan.group,
+        workers=workers,
         env=plan.env,
         inherits=True,
-        on_failure=plan.on_failure,
-        grace_s=plan.grace_s,
         lingers=plan.workers[0].noun == "rank",
-        signal_scope=plan.signal_scope,
-        binding=plan.binding,
-        log_max_bytes=plan.log_max_bytes,
-        collapse=plan.collapse,
-        line_files=plan.line_files,
-        partial_after_s=plan.partial_after_s,
         relayed=plan.is_conducted,
         tells_first_output=tells_first_output,
-        tells_signals=plan.tells_signals,
     )
 
 
@@ -270,7 +262,7 @@ def with_few_pipes(plan: NodePlan) -> NodePlan:
 
     def own(route: Route | None) -> Route | None:
         is_only_shown = route is not None and route.console is not None and route.path is None
-        return INHERIT if is_only_shown and not plan.line_files else route
+        return INHERIT if is_only_shown and not plan.group.line_files else route
 
     workers = [replace(one, stdout=own(one.stdout), stderr=own(one.stderr)) for one in plan.workers]
     return replace(plan, workers=tuple(workers))
@@ -305,7 +297,7 @@ def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:
         return Stdio.inherit()
     if route.pipe or route.fd is not None:
         return Stdio.pipe() if route.fd is None else Stdio.fd(route.fd)
-    is_searched = any(number == stream for number, _, _ in plan.line_files)
-    if route.console is not None or is_searched or (route.path and plan.log_max_bytes):
+    is_searched = any(number == stream for number, _, _ in plan.group.line_files)
+    if route.console is not None or is_searched or (route.path and plan.group.log_max_bytes):
         return Stdio.log(route.path, console=route.console, terminal=route.terminal, prefix=route.prefix)
     return Stdio.null() if route.path is None else Stdio.file(route.path, append=True)

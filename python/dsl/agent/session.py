@@ -336,7 +336,7 @@ class Session:
         self._source.tidy()
         _own_process.keep(GUARD_MODULES)
         links = [] if calls is None else calls.take_all()
-        outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files, links=links)
+        outcome = guard.supervise(pid, plan.group.grace_s, reopens=plan.has_log_files, links=links)
         if outcome.agent_signal is not None:
             optional(plan.command, "files of the job are left", lambda: _tidy_up(self._source, plan, pid))
         what = "the end of the agent is not reported"
@@ -361,7 +361,7 @@ def _run_here(agent: Agent, plan: NodePlan) -> Outcome:
     except BaseException as error:
         # Stop the workers in order. Another exception kills them at once, in `close`.
         usual = SIGINT if isinstance(error, KeyboardInterrupt) else SIGTERM
-        _stop_group(supervisor, int(getattr(error, "sigval", usual)), plan.grace_s)
+        _stop_group(supervisor, int(getattr(error, "sigval", usual)), plan.group.grace_s)
         raise
     finally:
         supervisor.close()

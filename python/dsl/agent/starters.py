@@ -210,7 +210,7 @@ class Starters:
             signals=signal_meanings(job),
             preempt_signal=signals.preempt,
             preempt_grace_s=None if signals.preempt_grace_s is None else signals.preempt_grace_s + MARGIN_S,
-            tells_signals=True,
+            group=replace(plan.group, tells_signals=True),
             hang_timeout_s=job.hang_timeout_s,
             hang_action=job.hang_action,
             metrics=job.metrics,

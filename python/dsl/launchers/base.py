@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsl._record import Record
 from dsl.model.node import NodePlan, Route, WorkerPlan
+from dsl.spec import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,11 +115,10 @@ def plan_starts(
         master_addr="",
         master_port=0,
         world_size=len(workers),
-        grace_s=grace_s,
+        group=LaunchSpec((), on_failure="report", grace_s=grace_s),
         log_level=log_level,
         command=command,
         name=name,
-        on_failure="report",
     )
 
 

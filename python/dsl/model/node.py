@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.model.request import DEFAULT_GRACE_S, DEFAULT_PARTIAL_S
+from dsl.spec import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from dsl.model.job import Notice
-    from dsl.model.request import BindingRule, HangAction, Seconds, SignalScope
+    from dsl.model.request import HangAction, Seconds
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
@@ -164,24 +164,14 @@ class NodePlan(Record):
     """Port there."""
     world_size: int
     """Number of workers over all nodes."""
-    grace_s: float = DEFAULT_GRACE_S
-    """Seconds between the stop signal and SIGKILL."""
-    binding: BindingRule = "required"
-    """Which parts of the workers' bindings are required."""
+    group: LaunchSpec = LaunchSpec(())
+    """How the engine starts, shows and ends them; `dsl.agent.planner.launch_spec` adds the workers."""
     pid_file: str | None = None
     """Holds the agent's pid while the job runs; None: not asked for."""
     log_dir: str | None = None
     """Directory that is made if it is missing."""
     run_dirs: tuple[str, ...] = ()
     """Directories to make for this attempt, outermost first; all new, but for the run's own in a restart."""
-    log_max_bytes: int | None = None
-    """Cap of each log file, in bytes."""
-    collapse: bool = False
-    """Equal lines of several workers are shown once."""
-    line_files: tuple[LineFile, ...] = ()
-    """Stream, path and words of each file that gets copies of lines."""
-    partial_after_s: float | None = DEFAULT_PARTIAL_S
-    """Seconds without output after which an unfinished line is shown; None: never."""
     log_level: str = "info"
     """Which messages are shown."""
     notices: tuple[Notice, ...] = ()
@@ -201,13 +191,7 @@ class NodePlan(Record):
     preempt_signal: int | None = None
     """The signal by which a scheduler announces the end."""
     preempt_grace_s: float | None = None
-    """Seconds between that signal and SIGKILL; None: as ``grace_s``."""
-    signal_scope: SignalScope = "group"
-    """Who hears a signal to a worker: its own process (``rank``) or its process group."""
-    tells_signals: bool = False
-    """Listeners hear of a signal to the job, but no worker gets it."""
-    on_failure: Literal["stop", "report"] = "stop"
-    """What a worker that failed means for the others."""
+    """Seconds between that signal and SIGKILL; None: as its grace."""
     stacks_on_failure: bool = False
     """When a worker fails, the agent looks at what the others execute, and stops them then."""
     hang_timeout_s: float | None = None
@@ -224,4 +208,4 @@ class NodePlan(Record):
     @property
     def has_log_files(self) -> bool:
         """Whether output goes to files, which we may have to open again after a log rotation."""
-        return bool(self.line_files) or any(worker.log_path is not None for worker in self.workers)
+        return bool(self.group.line_files) or any(worker.log_path is not None for worker in self.workers)

@@ -53,7 +53,7 @@ class LogsPlugin:
             OptionError: the plug-in raises an error, or its answer is malformed.
         """
         variables = {worker.local_rank: told(plan.env, worker.env) for worker in plan.workers}
-        searched = [stream for stream, _, _ in plan.line_files]
+        searched = [stream for stream, _, _ in plan.group.line_files]
         envs = {local_rank: dict(env) for local_rank, env in variables.items()}
         answer = _guarded(self.name, "reify", lambda: self._specs.reify(envs))
         return read_answer(self.name, answer, variables, envs, searched)

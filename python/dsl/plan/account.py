@@ -34,7 +34,7 @@ def account(job: Job, plan: NodePlan, environ: Mapping[str, str]) -> tuple[Notic
         f"node {plan.node_rank} of {job.node_count} ({plan.host}) starts ranks {ranks} of {plan.world_size}, "
         f"which meet at {plan.master_addr}:{plan.master_port}"
     )
-    limits = f"{counted(job.max_restarts, 'restart')}, {plan.grace_s:g} s of grace"
+    limits = f"{counted(job.max_restarts, 'restart')}, {plan.group.grace_s:g} s of grace"
     name = f"run {shorten(job.run_id)}, " if job.run_id else ""
     place = f", files in {plan.run_dirs[0]}" if plan.run_dirs else ""
     lines.append(f"{name}attempt {plan.attempt}, {limits}{place}")

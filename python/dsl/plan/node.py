@@ -32,6 +32,7 @@ from dsl.plan.environ import (
     worker_environment,
 )
 from dsl.plan.program import worker_commands
+from dsl.spec import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,15 +130,20 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         master_addr=meeting.address,
         master_port=meeting.port,
         world_size=meeting.world_size,
-        grace_s=job.signals.grace_s,
-        binding=job.placement.rule(binds_memory=flavour.binds_memory),
+        group=LaunchSpec(
+            (),
+            on_failure="report" if job.stacks_on_failure else "stop",
+            grace_s=job.signals.grace_s,
+            signal_scope=job.signals.scope or _usual_scope(workers, facts),
+            binding=job.placement.rule(binds_memory=flavour.binds_memory),
+            log_max_bytes=job.output.max_bytes,
+            collapse=job.output.collapse,
+            line_files=output.line_files,
+            partial_after_s=job.output.partial_after_s,
+        ),
         pid_file=f"{PID_FOLDER}/{facts.names.pid}.deepspeed" if job.save_pid else None,
         log_dir=log_dir,
         run_dirs=run_folders,
-        log_max_bytes=job.output.max_bytes,
-        collapse=job.output.collapse,
-        line_files=output.line_files,
-        partial_after_s=job.output.partial_after_s,
         log_level=job.log_level,
         notices=() if meeting.attempt else _notices(job, meeting, files, inherited, placement, output),
         command=flavour.command,
@@ -148,8 +154,6 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         signals=signal_meanings(job),
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,
-        signal_scope=job.signals.scope or _usual_scope(workers, facts),
-        on_failure="report" if job.stacks_on_failure else "stop",
         stacks_on_failure=job.stacks_on_failure,
         hang_timeout_s=job.hang_timeout_s,
         hang_action=job.hang_action,

@@ -212,7 +212,7 @@ class Narrator:
 
         label = self._plan.workers[event.worker].label
         reason = binding_failure(event.stage, event.errno)
-        strict = ", --bind-strict makes it an error" if self._plan.binding == "wanted" else ""
+        strict = ", --bind-strict makes it an error" if self._plan.group.binding == "wanted" else ""
         self.warn(f"{label} {reason} (said once{strict})")
 
     def _hear_leftovers(self, event: Leftovers) -> None:
@@ -252,10 +252,10 @@ class Narrator:
             what = "what is left is ended" if self._lingers else "the workers are not started again"
             self.say(f"{name} received: {what}", "info")
         elif event.action == "stop":
-            hint = f"(grace {plan.grace_s:g} s, {second})"
+            hint = f"(grace {plan.group.grace_s:g} s, {second})"
             self.say(f"{name} received: stopping {counted(left, 'worker')} {hint}", "info")
         elif event.action == "preempt":
-            grace_s = plan.grace_s if plan.preempt_grace_s is None else plan.preempt_grace_s
+            grace_s = plan.group.grace_s if plan.preempt_grace_s is None else plan.preempt_grace_s
             who = counted(left, "worker", "has", "have")
             whose = "its" if left == 1 else "their"
             self.say(f"{name} received: {who} {grace_s:g} s to save {whose} work", "info")

@@ -5,6 +5,8 @@ Of the environment, only the variables that the job changes are shown: the other
 
 from __future__ import annotations
 
+from os import fsdecode
+
 from dsl.lists import THREADS_VARIABLE, counted, format_ranges, numbered
 from dsl.report.speak import show_text
 
@@ -107,7 +109,7 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
         if worker.fork_server is not None:
             lines.append(f"  forked by: fork server {worker.fork_server}")
         lines.extend(f"  {line}" for line in _placement(worker))
-    lines.extend(f"filtered lines: {path}" for _, path, _ in plan.line_files)
+    lines.extend(f"filtered lines: {fsdecode(path)}" for _, path, _ in plan.group.line_files)
     return lines
 
 
@@ -143,10 +145,10 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
             "world_size": plan.world_size,
             "master_addr": plan.master_addr,
             "master_port": plan.master_port,
-            "grace_s": plan.grace_s,
+            "grace_s": plan.group.grace_s,
             "environment": _changes(plan, environ),
             "removed": _removed(plan, environ),
-            "filtered_lines": [path for _, path, _ in plan.line_files],
+            "filtered_lines": [path for _, path, _ in plan.group.line_files],
             "fork_servers": [
                 {"interpreter": one.interpreter, "preload": one.preload or None, "cpus": one.cpus}
                 for one in plan.fork_servers

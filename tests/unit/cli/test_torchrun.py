@@ -186,7 +186,7 @@ def test_the_job_and_its_restarts_are_handed_over(started: Started, machine: Pat
     assert torchrun.main(line) == 7
     ((plan, planner),) = started
     assert [worker.argv for worker in plan.workers] == [(sys.executable, "-u", "t.py", "a b", "")] * 2
-    assert (plan.grace_s, plan.command, plan.name) == (3, "dslrun", "t.py")
+    assert (plan.group.grace_s, plan.command, plan.name) == (3, "dslrun", "t.py")
     assert planner.max_restarts == 2
     assert (planner.run_dir or "").startswith(f"{machine}/tmp/dslrun_")
     second = planner.plan(1)

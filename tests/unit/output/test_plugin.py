@@ -186,7 +186,7 @@ def test_streams_go_where_it_says_and_variables_are_what_it_made_of_them(package
     assert [worker.error_file for worker in plan.workers] == ["/l/1/0.json", "/l/1/1.json"]
     assert second.env["TORCHELASTIC_ERROR_FILE"] == "/l/1/1.json"
     assert (second.env["ROLE_NAME"], second.env["RANK"]) == ("mine", "1")
-    assert plan.line_files == ((1, "/l/1/some.out", ("loss",)),)
+    assert plan.group.line_files == ((1, "/l/1/some.out", ("loss",)),)
     assert (plan.log_dir, plan.run_dirs) == (None, ())
 
 

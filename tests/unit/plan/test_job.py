@@ -381,7 +381,7 @@ def test_files_for_the_pid_and_the_output_of_each_rank() -> None:
 def test_log_files_lie_in_a_directory_of_this_run() -> None:
     plan = _node(log_dir="logs", max_bytes=1 << 20, num_gpus=2)
     run = "logs/20260102030405_77"
-    assert (plan.log_dir, plan.run_dirs[0], plan.log_max_bytes) == ("logs", run, 1 << 20)
+    assert (plan.log_dir, plan.run_dirs[0], plan.group.log_max_bytes) == ("logs", run, 1 << 20)
     assert plan.workers[1].log_path == f"{run}/attempt_0/1/stderr.log"
     assert _notices(plan, "info", "warning") == [f"log files are in {run}"]
 

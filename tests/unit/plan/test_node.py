@@ -219,7 +219,7 @@ def test_the_table_of_signals() -> None:
 def test_a_program_that_may_be_a_wrapper_does_not_hear_signals_alone(
     wish: dict[str, Any], environ: dict[str, str], scope: str
 ) -> None:
-    assert attempt(environ=environ, **wish).signal_scope == scope
+    assert attempt(environ=environ, **wish).group.signal_scope == scope
 
 
 def test_a_prefix_has_the_name_of_the_node_where_the_template_asks_for_it() -> None:
@@ -252,7 +252,7 @@ def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, 
 
 def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
     plan = attempt(grace_s=3.0, log_level="debug", facts=make_facts(console=Console("terminal", "terminal")))
-    assert (plan.command, plan.name, plan.host, plan.grace_s, plan.log_level) == (
+    assert (plan.command, plan.name, plan.host, plan.group.grace_s, plan.log_level) == (
         "dslrun",
         "t.py",
         "machine",
