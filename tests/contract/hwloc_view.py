@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from tests.support.machine import read_topology
-
 from dsl.lists import format_ranges
-from dsl.machine.cpus import parse_kernel_list, read_caches, read_packages
+from dsl.machine.cpus import Cpus, parse_kernel_list
 
 
 class View(NamedTuple):
@@ -32,20 +30,20 @@ def format_groups(groups: Iterable[Collection[int]]) -> str:
 
 
 def our_view(folder: str, cpus: Sequence[int], allowed: Collection[int] | None = None) -> View:
-    """What `read_topology` says to the online CPUs; with ``allowed``, to those, and cut to them as its callers do."""
+    """What `Cpus` says to the online CPUs; with ``allowed``, to those, and cut to them as its callers do."""
     asked = sorted(allowed) if allowed else cpus
-    topology = read_topology(asked, folder)
+    found = Cpus(folder, asked)
     mine = frozenset(asked if allowed else range(1 << 16))
     return View(
         cpus=format_ranges(asked),
         nodes={
             str(node.number): format_ranges([cpu for cpu in node.cpus if cpu in mine])
-            for node in topology.numa_nodes
+            for node in found.numa_nodes
         },
-        memory=format_ranges([node.number for node in topology.numa_nodes if node.usable_memory]),
-        packages=format_groups(mine.intersection(group) for group in read_packages(asked, folder)),
-        cores=format_groups(mine.intersection(group) for group in topology.cores),
-        caches=format_groups(mine.intersection(group) for group in read_caches(asked, folder)),
+        memory=format_ranges([node.number for node in found.numa_nodes if node.usable_memory]),
+        packages=format_groups(mine.intersection(group) for group in found.packages),
+        cores=format_groups(mine.intersection(group) for group in found.topology.cores),
+        caches=format_groups(mine.intersection(group) for group in found.caches),
     )
 
 

@@ -10,7 +10,7 @@ from tests.contract.hwloc_inputs import roots, write_root
 from tests.contract.hwloc_view import View, differences, our_view
 
 from dsl.binding.cores import memory_groups
-from dsl.machine.cpus import parse_kernel_list, read_numa_nodes
+from dsl.machine.cpus import Cpus, parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def test_the_topology_is_hwlocs(name: str, memory_path: Path) -> None:
 def test_the_memory_of_a_policy_is_local_by_hwloc(name: str, memory_path: Path) -> None:
     """A node with CPUs has a policy if hwloc has memory beside it that may be used, and of no other memory."""
     write_root(ROOTS[name], memory_path)
-    nodes = read_numa_nodes(str(memory_path))
+    nodes = Cpus(str(memory_path)).numa_nodes
     assert _foreign(name, nodes, memory_groups(nodes)) == POLICIES.get(name, ("", {}))[1]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.contract.golden_file import cases
 from tests.contract.torch_numa_inputs import MODES, TABLE, Machine, machines, write_sysfs
-from tests.support.machine import make_facts, read_topology
+from tests.support.machine import make_facts
 
 from dsl.binding.placement import NodeGroup, place
 from dsl.binding.torch_modes import MODES as OUR_MODES
@@ -17,7 +17,7 @@ from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
 from dsl.facts import Facts
 from dsl.lists import format_ranges
-from dsl.machine.cpus import read_caches, read_numa_nodes, read_packages
+from dsl.machine.cpus import Cpus
 from dsl.model.request import PlacementRequest
 
 REFUSED = "refused"
@@ -51,12 +51,13 @@ def _host(machine: Machine, root: Path) -> Facts:
     write_sysfs(machine, root)
     folder = str(root)
     cpus = sorted(machine.cpus())
+    found = Cpus(folder, cpus)
     return make_facts(
         allowed=cpus,
-        numa_nodes=read_numa_nodes(folder),
-        topology=read_topology(cpus, folder),
-        packages=read_packages(cpus, folder),
-        caches=read_caches(cpus, folder),
+        numa_nodes=found.numa_nodes,
+        topology=found.topology,
+        packages=found.packages,
+        caches=found.caches,
         gpus=read_devices(folder),
     )
 

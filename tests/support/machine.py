@@ -7,7 +7,7 @@ from typing import Any
 
 from dsl.devices.nvidia import Device, Survey
 from dsl.facts import Facts
-from dsl.machine.cpus import NumaNode, Topology, read_cores, read_numa_nodes
+from dsl.machine.cpus import Cpus, NumaNode, Topology
 from dsl.machine.this_process import Console
 
 FREE_PORT = 40_001
@@ -50,7 +50,7 @@ def numa_table(*nodes: Iterable[int]) -> tuple[NumaNode, ...]:
 
 def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
     """NUMA nodes of the machine, and the cores that the given CPUs belong to."""
-    return Topology(read_numa_nodes(root), read_cores(cpus, root))
+    return Cpus(root, cpus).topology
 
 
 def make_gpus(homes: Iterable[int | None], model: str = "H200") -> list[Device]:

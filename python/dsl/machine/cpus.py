@@ -42,80 +42,19 @@ def parse_kernel_list(text: str) -> tuple[int, ...]:
     return tuple([number for ends in ranges if ends for number in range(ends[0], ends[1] + 1)])
 
 
-def read_numa_nodes(root: str = "/") -> tuple[NumaNode, ...]:
-    """NUMA nodes of the machine; none when the kernel does not say."""
-    base = os.path.join(root, "sys/devices/system/node")
-    numbers = sorted([int(name[4:]) for name in numbered(base, "node")])
-    memory = _usable_memory(root, base, numbers)
-    return tuple(
-        [
-            NumaNode(number, parse_kernel_list(read_fact(f"{base}/node{number}/cpulist")), number in memory)
-            for number in numbers
-        ]
-    )
-
-
-def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
-    has_memory = read_fact(f"{base}/has_memory")
-    usable = set(parse_kernel_list(has_memory) if has_memory else numbers)
-    allowed = read_fields(os.path.join(root, "proc/self/status")).get("Mems_allowed_list")
-    return usable if allowed is None else usable.intersection(parse_kernel_list(allowed))
-
-
-def read_cores(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
-    """The CPUs of each core that contains a given CPU."""
-    return _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,))
-
-
-def read_packages(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
-    """The CPUs of each package (socket) that contains a given CPU, if the kernel names the package."""
-    return _groups(cpus, lambda cpu: _shared(root, cpu, "package_cpus_list", "core_siblings_list"))
-
-
-def read_caches(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
-    """The CPUs of each last-level cache that serves a given CPU, if the kernel names the cache."""
-    base = os.path.join(root, CPU_FOLDER)
-    return _groups(cpus, lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache"))
-
-
-def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Each group of CPUs once, in the order of the CPUs. Only the files of its first CPU are read."""
-    groups: list[tuple[int, ...]] = []
-    known: set[int] = set()
-    for cpu in cpus:
-        if cpu not in known and (group := read(cpu)):
-            groups.append(group)
-            known.update(group)
-    return tuple(groups)
-
-
-def _shared(root: str, cpu: int, *names: str) -> tuple[int, ...]:
-    """CPUs from the first of these files that has any: a newer name (Linux 5.3), then a deprecated one."""
-    folder = os.path.join(root, CPU_FOLDER, f"cpu{cpu}/topology")
-    lists = (parse_kernel_list(read_fact(f"{folder}/{name}")) for name in names)
-    return next(filter(None, lists), ())
-
-
-def _last_level_cache(folder: str) -> tuple[int, ...]:
-    """CPUs that share the data cache of the highest level."""
-    highest, shared = -1, ""
-    for name in numbered(folder, "index"):
-        level = read_fact(f"{folder}/{name}/level")
-        if read_fact(f"{folder}/{name}/type") != "Instruction" and level.isdigit() and int(level) > highest:
-            highest, shared = int(level), read_fact(f"{folder}/{name}/shared_cpu_list")
-    return parse_kernel_list(shared)
-
-
 class Cpus:
-    """CPUs of the machine below ``root``, read on first use: large machines have hundreds of such files."""
+    """CPUs of the machine below ``root``, read on first use: large machines have hundreds of such files.
 
-    def __init__(self, root: str = "/") -> None:
-        self._root = root
+    ``allowed``: the CPUs that the answers are about; None: those of the affinity mask.
+    """
+
+    def __init__(self, root: str = "/", allowed: Iterable[int] | None = None) -> None:
+        self._root, self._asked = root, allowed
 
     @kept
     def allowed(self) -> tuple[int, ...]:
         """The affinity mask that workers would inherit, ascending."""
-        return tuple(sorted(os.sched_getaffinity(0)))
+        return tuple(sorted(os.sched_getaffinity(0) if self._asked is None else self._asked))
 
     @kept
     def room(self) -> int:
@@ -128,19 +67,58 @@ class Cpus:
     @kept
     def numa_nodes(self) -> tuple[NumaNode, ...]:
         """NUMA nodes of the machine; none when the kernel does not say."""
-        return read_numa_nodes(self._root)
+        base = os.path.join(self._root, "sys/devices/system/node")
+        lists = {int(name[4:]): read_fact(f"{base}/{name}/cpulist") for name in numbered(base, "node")}
+        has_memory = read_fact(f"{base}/has_memory")
+        usable = set(parse_kernel_list(has_memory) if has_memory else lists)
+        allowed = read_fields(os.path.join(self._root, "proc/self/status")).get("Mems_allowed_list")
+        if allowed is not None:
+            usable &= {*parse_kernel_list(allowed)}
+        return tuple(
+            [NumaNode(node, parse_kernel_list(lists[node]), node in usable) for node in sorted(lists)]
+        )
 
     @kept
     def topology(self) -> Topology:
         """The NUMA nodes, and the cores of the CPUs that are allowed."""
-        return Topology(self.numa_nodes, read_cores(self.allowed, self._root))
+        cores = self._groups(
+            lambda cpu: self._listed(cpu, "core_cpus_list", "thread_siblings_list") or (cpu,)
+        )
+        return Topology(self.numa_nodes, cores)
 
     @kept
     def packages(self) -> Groups:
         """The CPUs of each package (socket) that contains an allowed CPU, if the kernel names the package."""
-        return read_packages(self.allowed, self._root)
+        return self._groups(lambda cpu: self._listed(cpu, "package_cpus_list", "core_siblings_list"))
 
     @kept
     def caches(self) -> Groups:
         """The CPUs of each last-level cache that serves an allowed CPU, if the kernel names the cache."""
-        return read_caches(self.allowed, self._root)
+        base = os.path.join(self._root, CPU_FOLDER)
+        return self._groups(lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache"))
+
+    def _groups(self, read: Callable[[int], tuple[int, ...]]) -> Groups:
+        """Each group of CPUs once, in the order of the CPUs. Only the files of its first CPU are read."""
+        groups: list[tuple[int, ...]] = []
+        known: set[int] = set()
+        for cpu in self.allowed:
+            if cpu not in known and (group := read(cpu)):
+                groups.append(group)
+                known.update(group)
+        return tuple(groups)
+
+    def _listed(self, cpu: int, *names: str) -> tuple[int, ...]:
+        """CPUs from the first of these files that has any: the newer name (Linux 5.3), then the old one."""
+        folder = os.path.join(self._root, CPU_FOLDER, f"cpu{cpu}/topology")
+        lists = (parse_kernel_list(read_fact(f"{folder}/{name}")) for name in names)
+        return next(filter(None, lists), ())
+
+
+def _last_level_cache(folder: str) -> tuple[int, ...]:
+    """CPUs that share the data cache of the highest level."""
+    highest, shared = -1, ""
+    for name in numbered(folder, "index"):
+        level = read_fact(f"{folder}/{name}/level")
+        if read_fact(f"{folder}/{name}/type") != "Instruction" and level.isdigit() and int(level) > highest:
+            highest, shared = int(level), read_fact(f"{folder}/{name}/shared_cpu_list")
+    return parse_kernel_list(shared)

@@ -12,9 +12,6 @@ from dsl.machine.cpus import (
     NumaNode,
     Topology,
     parse_kernel_list,
-    read_caches,
-    read_numa_nodes,
-    read_packages,
 )
 
 
@@ -79,7 +76,7 @@ def test_numa_nodes_come_in_order_and_say_where_memory_may_be_used(tmp_path: Pat
             "proc/self/status": "Name:\tx\nMems_allowed:\t3\nMems_allowed_list:\t0-1,10\nThreads:\t1\n",
         },
     )
-    assert read_numa_nodes(root) == (
+    assert Cpus(root).numa_nodes == (
         NumaNode(0, (0, 1)),
         NumaNode(1, ()),
         NumaNode(2, (2, 3), usable_memory=False),
@@ -92,7 +89,7 @@ def test_a_kernel_that_does_not_say_knows_no_numa_nodes(tmp_path: Path) -> None:
 
 
 def test_memory_counts_as_usable_where_the_kernel_does_not_say(tmp_path: Path) -> None:
-    assert read_numa_nodes(_write(tmp_path, {f"{NODE}/node0/cpulist": "0\n"})) == (NumaNode(0, (0,)),)
+    assert Cpus(_write(tmp_path, {f"{NODE}/node0/cpulist": "0\n"})).numa_nodes == (NumaNode(0, (0,)),)
 
 
 def test_cores_are_the_thread_siblings_of_the_cpus_asked_for(tmp_path: Path) -> None:
@@ -133,13 +130,13 @@ def test_packages_and_last_level_caches_are_told_once_each(tmp_path: Path) -> No
             files |= {f"{folder}/type": f"{kind}\n", f"{folder}/level": f"{level}\n"}
             files[f"{folder}/shared_cpu_list"] = f"{shared}\n"
     root = _write(tmp_path, files)
-    assert read_packages([0, 1, 2, 5], root) == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert read_caches([0, 1, 2, 5], root) == ((0, 1), (2, 3), (4, 5))
+    assert Cpus(root, [0, 1, 2, 5]).packages == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert Cpus(root, [0, 1, 2, 5]).caches == ((0, 1), (2, 3), (4, 5))
 
 
 def test_old_kernels_have_another_name_for_the_cpus_of_a_package(tmp_path: Path) -> None:
     root = _write(tmp_path, {f"{CPU}/cpu{cpu}/topology/core_siblings_list": "0-1\n" for cpu in range(2)})
-    assert read_packages([1], root) == ((0, 1),)
+    assert Cpus(root, [1]).packages == ((0, 1),)
 
 
 def test_this_machine_has_its_packages_and_caches_around_its_cores() -> None:
@@ -147,6 +144,6 @@ def test_this_machine_has_its_packages_and_caches_around_its_cores() -> None:
 
     allowed = sorted(os.sched_getaffinity(0))
     cores = read_topology(allowed).cores
-    for groups in (read_packages(allowed), read_caches(allowed)):
+    for groups in (Cpus().packages, Cpus().caches):
         for group in groups:
             assert all(set(core) <= set(group) or not set(core) & set(group) for core in cores)
