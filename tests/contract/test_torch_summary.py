@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.contract.golden_file import cases
 
-from dsl.evidence.error_files import read_error_file, root_cause
+from dsl.evidence.error_files import load_error_file, root_cause
 from dsl.functions.errors import ChildFailedError
 from dsl.model.failure import Failure
 from dsl.report.summary import format_summary
@@ -61,7 +61,7 @@ def failures_of(workers: list[dict[str, Any]]) -> list[Failure]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if worker["content"] is not None:
             path.write_text(worker["content"], encoding="utf-8")
-        recorded = read_error_file(str(path))
+        recorded, _ = load_error_file(str(path)) or (None, 0)
         time_s = recorded.time_s if recorded is not None else None
         found.append(
             Failure(
@@ -150,11 +150,11 @@ def test_typed_failures_read_like_those_of_torch(
 def test_what_torch_records_is_read_whole(name: str, content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     if content is None:
-        assert read_error_file(str(path)) is None
+        assert load_error_file(str(path)) is None
         return
     path.write_text(content, encoding="utf-8")
     data = json.loads(content)["message"]
-    record = read_error_file(str(path))
+    record, _ = load_error_file(str(path)) or (None, 0)
     assert record is not None
     assert record.message == data["message"]
     assert record.traceback == data["extraInfo"]["py_callstack"]

@@ -57,7 +57,7 @@ def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
 def _failure(plan: NodePlan, exit_: Exit, path: str | None) -> Failure:
     worker = plan.workers[exit_.worker]
     # A worker that never ran did not write the file.
-    found = _load(path) if path is not None and exit_.pid else None
+    found = load_error_file(path) if path is not None and exit_.pid else None
     recorded, recorded_ns = found or (None, None)
     if recorded_ns is not None and not (
         exit_.started_ns - TRUSTED_NS <= recorded_ns <= exit_.ended_ns + TRUSTED_NS
@@ -96,16 +96,6 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
         return first
     recorded_ns, _, earliest = min(times, key=lambda entry: entry[:2])
     return earliest if first.time_ns - recorded_ns > COARSE_NS else first
-
-
-def read_error_file(path: str) -> ErrorRecord | None:
-    """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.15).
-
-    None if there is no regular file (links are not followed), or if it holds no whole record. Values of the
-    wrong type are left out. Never raises, never waits for a writer.
-    """
-    found = _load(path)
-    return found[0] if found is not None else None
 
 
 class HandedError:
@@ -155,8 +145,13 @@ def file_data(recorded: ErrorRecord) -> dict[str, Any]:
     return {"message": message}
 
 
-def _load(path: str) -> tuple[ErrorRecord, int] | None:
-    """The record, and when its file was last written, in nanoseconds."""
+def load_error_file(path: str) -> tuple[ErrorRecord, int] | None:
+    """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.15).
+
+    The record, and when its file was last written, in nanoseconds; None if there is no regular file (links
+    are not followed), or if it holds no whole record. Values of the wrong type are left out. Never raises,
+    never waits for a writer.
+    """
     found = _read(path)
     if found is None:
         return None

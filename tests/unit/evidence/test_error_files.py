@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dsl import Exit
 from dsl._record import replace
 from dsl.errors import DslError
-from dsl.evidence.error_files import COARSE_NS, MAX_BYTES, collect, read_error_file, root_cause
+from dsl.evidence.error_files import COARSE_NS, MAX_BYTES, collect, load_error_file, root_cause
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.model.failure import ErrorRecord, Failure
 from dsl.model.node import NodePlan, WorkerPlan
@@ -55,7 +55,8 @@ def parts(message: object = "E: x", stack: object = "stack", timestamp: object =
 def read(folder: Path, content: bytes | str) -> ErrorRecord | None:
     path = folder / "error.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_error_file(str(path))
+    found = load_error_file(str(path))
+    return found and found[0]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_only_a_regular_file_is_read_and_nothing_is_waited_for(
 ) -> None:
     path = tmp_path / "e"
     make(path)
-    assert read_error_file(str(path)) is None
+    assert load_error_file(str(path)) is None
 
 
 def test_what_a_fifo_holds_is_not_taken_for_a_file(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_what_a_fifo_holds_is_not_taken_for_a_file(tmp_path: Path) -> None:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         path.write_text(WRITTEN)
-        assert read_error_file(str(path)) is None
+        assert load_error_file(str(path)) is None
     finally:
         os.close(reader)
 
@@ -190,7 +191,7 @@ def test_a_fifo_with_a_writer_is_not_waited_for_either(tmp_path: Path) -> None:
     both = os.open(path, os.O_RDWR)
     try:
         os.write(both, WRITTEN.encode())
-        assert read_error_file(str(path)) is None
+        assert load_error_file(str(path)) is None
     finally:
         os.close(both)
 
@@ -199,13 +200,13 @@ def test_a_fifo_with_a_writer_is_not_waited_for_either(tmp_path: Path) -> None:
     "path", ["", "a\0b", "\ud83d", "x" * 5000, "/dev/null", "/dev/zero", "/proc/self/mem"]
 )
 def test_an_odd_path_says_nothing(path: str) -> None:
-    assert read_error_file(path) is None
+    assert load_error_file(path) is None
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     read(tmp_path, WRITTEN)
-    read_error_file(str(tmp_path))
+    load_error_file(str(tmp_path))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
