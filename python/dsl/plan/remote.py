@@ -177,8 +177,8 @@ def remote_variables(own: Pairs, facts: Facts) -> tuple[Pairs, list[Notice]]:
     if not files and NAME_VARIABLE in environ:
         notices.append(Notice("warning", f"there is no {' nor '.join(paths)}, which {NAME_VARIABLE} names"))
     for path, entries in files.items():
-        variables.update([(entry.name, entry.value) for entry in entries])
-        names = ", ".join(dict.fromkeys([entry.name for entry in entries]))
+        variables.update(entries)
+        names = ", ".join(dict(entries))
         notices.append(Notice("info", f"variables of {path} go to all hosts: {names or 'none'}"))
     variables.update(own)
     return tuple(variables.items()), notices

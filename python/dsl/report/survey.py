@@ -184,7 +184,4 @@ def _env_files(facts: Facts, problems: list[str]) -> list[dict[str, Any]]:
     except DslError as error:
         problems.append(str(error))
         return []
-    return [
-        {"path": path, "variables": list(dict.fromkeys([entry.name for entry in entries]))}
-        for path, entries in files.items()
-    ]
+    return [{"path": path, "variables": list(dict(entries))} for path, entries in files.items()]

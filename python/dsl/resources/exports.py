@@ -10,7 +10,6 @@ variable's value on each host, and in double quotes a backslash escapes ``$``, `
 
 from __future__ import annotations
 
-from dsl._record import Record
 from dsl.errors import EnvFileError, OutOfReachError
 
 TYPE_CHECKING = False
@@ -72,16 +71,6 @@ def fill_in(pairs: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> dic
     return env
 
 
-class EnvEntry(Record):
-    """A variable of an environment file."""
-
-    name: str
-    value: str
-    """With `MARK` around each variable that is filled in on the host."""
-    line: int
-    """Number of its line, from 1."""
-
-
 def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
     """The paths where dsl looks for files of this name. A later file overrides an earlier one."""
     if name.startswith("/"):
@@ -91,8 +80,8 @@ def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
 
 def read_env_files(
     paths: tuple[str, ...], read_text: Callable[[str], str | None]
-) -> dict[str, tuple[EnvEntry, ...]]:
-    """Read the files that exist: path -> entries.
+) -> dict[str, list[tuple[str, str]]]:
+    """Read the files that exist: path -> names and values, with `MARK` around what each host fills in.
 
     Raises:
         EnvFileError: a file cannot be read, or a line is malformed.
@@ -107,12 +96,12 @@ def read_env_files(
         except OSError as error:
             raise EnvFileError(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
         if text is not None:
-            found[path] = tuple(parse_env_file(text, path, known))
+            found[path] = [*parse_env_file(text, path, known)]
     return found
 
 
-def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvEntry]:
-    """The entries of a file. Each one is also added to ``known``.
+def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The names and values of a file. Each pair is also added to ``known``.
 
     ``known``: what earlier lines have set; other variables are filled in on the host. ``path``: name of the
     file in errors.
@@ -137,7 +126,7 @@ def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvE
         if "\0" in line:
             raise EnvFileError(f"{where}: the value of {words[0]} holds a NUL byte, which no variable can")
         known[words[0]] = _read_value(value, known, where, words[0])
-        yield EnvEntry(words[0], known[words[0]], number)
+        yield words[0], known[words[0]]
 
 
 def _read_value(value: str, known: Mapping[str, str], where: str, name: str) -> str:
