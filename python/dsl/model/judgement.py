@@ -1,6 +1,8 @@
 """Facts about the end of an attempt: what each member reports, and what follows from all reports.
 
-The records travel between hosts. None holds a line for the user: `dsl.report.verdict` words them.
+The records travel between hosts. None holds a line for the user: `dsl.report.verdict` words them. A field
+without a line of documentation means the same as that of a record above, of `dsl.Exit` or `dsl.Ended`;
+``noun`` and ``names`` are what reports call the workers, ``host`` is the name of their host.
 """
 
 from __future__ import annotations
@@ -27,16 +29,14 @@ MOST_SURVIVORS = 64
 
 
 class Failed(Record):
-    """A worker that failed by itself. Fields named as in `dsl.Exit` mean the same."""
+    """A worker that failed by itself."""
 
     noun: Shown
     """What reports call such a worker: ``rank``."""
     name: Shown
     """Its name among these, such as its rank."""
     rank: RankOrNone
-    """Its global rank."""
     local_rank: Count
-    """Its index within its node."""
     pid: Count
     """Its process id; 0: it never started."""
     status: FailureCode
@@ -58,15 +58,12 @@ class ServerLost(Record):
     """A fork server that died and took its workers along."""
 
     pid: Count
-    """Its process id."""
     signum: Signal | None
     """The signal that ended it; None: it ended in another way."""
     text: Shown
     """How it ended, as a clause."""
     noun: Shown
-    """What reports call its workers."""
     names: tuple[Shown, ...]
-    """Their names."""
 
 
 class Evidence(Record):
@@ -99,21 +96,17 @@ class Alike(Record):
     """Workers of one member that ended alike after a stop had begun."""
 
     names: tuple[Shown, ...]
-    """Their names."""
     by_stop: bool = True
     """The stop ended them: by one of our signals, or before they were started."""
     code: Code | None = None
-    """Their exit code."""
     signal: Signal | None = None
-    """The signal that ended them."""
     is_started: bool = True
     """They ran."""
     noun: Shown = "rank"
-    """What reports call them."""
 
 
 class Survivor(Record):
-    """A process that did not end. Fields as in `dsl.Ended.survivors`."""
+    """A process that did not end."""
 
     pid: Count
     """0: /proc does not show whether processes are left."""
@@ -122,7 +115,6 @@ class Survivor(Record):
     wchan: Shown | None = None
     errno: Count | None = None
     host: Shown = ""
-    """Name of its host."""
 
 
 class Absence(Record):
@@ -153,7 +145,6 @@ class Report(Record):
     code: Code
     """The exit code that the member alone would give (G2)."""
     host: Shown = ""
-    """Name of its host."""
     ended: Count = 0
     """Number of its workers that have ended."""
     cause: Failed | None = None
@@ -167,7 +158,6 @@ class Report(Record):
     more: tuple[Shown, ...] = ()
     """Names of further such workers."""
     after: tuple[Alike, ...] = ()
-    """Workers that ended after a stop had begun."""
     survivors: tuple[Survivor, ...] = ()
     """Processes that did not end, at most `MOST_SURVIVORS`."""
     stop_signal: Signal | None = None
@@ -213,9 +203,7 @@ class Judgement(Record):
     scope: Literal["worker", "node", "job"] = "job"
     """What the first failure was compared with: nothing, as it is the only worker; one node; the job."""
     after: tuple[Alike, ...] = ()
-    """Workers that ended after a stop had begun."""
     survivors: tuple[Survivor, ...] = ()
-    """Processes that did not end."""
     signum: Signal | None = None
     """The signal that ended the job; None: it ended in another way."""
     is_key: bool = False

@@ -95,20 +95,17 @@ class ForkServer(Record):
 
 
 class WorkerPlan(Record):
-    """One worker: what to execute and how."""
+    """One worker: what to execute and how. A field without documentation is that of `dsl.spec.WorkerSpec`."""
 
     rank: int
     """Global rank, or index among the supervised programs."""
     local_rank: int
     """Index within its node."""
     argv: tuple[str, ...]
-    """The words of its command."""
     env: Mapping[str, str]
     """Variables added to the environment of its node."""
     cpus: tuple[int, ...] | None = None
-    """CPUs it is bound to; None: not bound."""
     mempolicy: MemoryPolicy | None = None
-    """Memory policy and its NUMA nodes; None: the inherited one."""
     stdin: bool = False
     """It gets the command's stdin."""
     stdout: Route = INHERIT
@@ -132,7 +129,6 @@ class WorkerPlan(Record):
     fork_server: int | None = None
     """Index in `NodePlan.fork_servers` of the server that forks this worker; None: the worker is executed."""
     fork_entry: int = 0
-    """Place in ``argv`` of the first word behind the interpreter and its flags."""
     debug_port: int | None = None
     """Port where a debugger attaches to it; None: it runs without a debugger."""
 
@@ -148,7 +144,10 @@ class WorkerPlan(Record):
 
 
 class NodePlan(Record):
-    """Everything one node starts, with no decision left."""
+    """Everything one node starts, with no decision left.
+
+    A field without documentation has the meaning of the field of `dsl.model.request.Request` or its parts.
+    """
 
     host: str
     """Name of the node in reports."""
@@ -173,7 +172,6 @@ class NodePlan(Record):
     run_dirs: tuple[str, ...] = ()
     """Directories to make for this attempt, outermost first; all new, but for the run's own in a restart."""
     log_level: str = "info"
-    """Which messages are shown."""
     notices: tuple[Notice, ...] = ()
     """What the user should know before the workers start."""
     command: str = "dsl"
@@ -189,17 +187,13 @@ class NodePlan(Record):
     signals: Mapping[int, SignalMeaning] | None = None
     """What a signal to the job means; None: the engine's usual table."""
     preempt_signal: int | None = None
-    """The signal by which a scheduler announces the end."""
     preempt_grace_s: float | None = None
-    """Seconds between that signal and SIGKILL; None: as its grace."""
     stacks_on_failure: bool = False
-    """When a worker fails, the agent looks at what the others execute, and stops them then."""
     hang_timeout_s: float | None = None
-    """After so many seconds without progress of any rank the job hangs; None: this agent does not watch."""
+    """None: this agent does not watch."""
     hang_action: HangAction = "report"
-    """What follows then."""
     metrics: str | None = None
-    """Where figures of the job are shown, if the command of this agent is the one that the user typed."""
+    """Shown only if the command of this agent is the one that the user typed."""
     is_conducted: bool = False
     """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()

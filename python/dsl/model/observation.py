@@ -6,6 +6,11 @@ cannot answer more, and the conversation ends. The view sends `Look`; for each n
 `SignalRank` is answered with `Signalled`, if the rank is still there, and `Looked`. The head of a job on
 several hosts passes a question on to the agents there, which answer in the same way, and passes their answers
 back. A view that says `Follow` gets `Followed`, and from then on the output of the job.
+
+A field without a line of documentation is what it is in every record here: ``number`` that of the question,
+which its answers carry; ``host`` the name of a machine, ``node_rank`` the place of its node, ``attempt`` the
+one that runs there, ``ranks`` its workers by local rank; ``rank`` and ``local_rank`` those of a worker,
+``state`` the kernel's letter, as in `RankStatus`.
 """
 
 from __future__ import annotations
@@ -38,7 +43,6 @@ class JobView(Record):
     cwd: Shown
     """Directory in which it runs."""
     host: Shown
-    """Name of the machine."""
     started_ns: Moment
     """CLOCK_REALTIME when the first attempt began."""
     attempt: Count
@@ -64,7 +68,6 @@ class Look(Record):
     """view to agent, head to agents: tell what your workers do."""
 
     number: Count
-    """The number of this question, which the answers carry."""
     what: Sight = "status"
     """``status``: figures of the kernel; ``stacks``: what the threads execute; ``native``: C frames, too;
     ``pulse``: counters that stand still in a rank that makes no progress."""
@@ -77,29 +80,23 @@ class SignalRank(Record):
     """view to agent, head to agents: send a signal to the process group of one worker."""
 
     number: Count
-    """The number of this question."""
     node_rank: Count
-    """Number of its node."""
     local_rank: Count
-    """Its index within its node."""
     pid: Count
     """Its pid, as the view knows it: another process in its place gets no signal."""
     signum: Signal
-    """The signal."""
 
 
 class Signalled(Record):
     """agent to view, agent to head: the worker has been sent its signal."""
 
     number: Count
-    """The number of the question."""
 
 
 class Looked(Record):
     """agent to view, agent to head: no further answer to this question follows."""
 
     number: Count
-    """The number of the question."""
     missing: tuple[Shown, ...] = ()
     """Hosts whose agents have not answered."""
 
@@ -119,9 +116,7 @@ class RankStatus(Record):
     """What the kernel says of one worker's process."""
 
     rank: RankOrNone
-    """Its global rank."""
     local_rank: Count
-    """Its index within its node."""
     pid: Count
     """Its pid; 0: it has not started, or has ended."""
     state: Shown = ""
@@ -146,15 +141,10 @@ class NodeStatus(Record):
     """agent to view, agent to head: workers of one node."""
 
     number: Count
-    """The number of the question."""
     node_rank: Count
-    """Number of the node."""
     host: Shown
-    """Name of its host."""
     attempt: Count
-    """The attempt that runs there."""
     ranks: tuple[RankStatus, ...]
-    """Its workers, by local rank."""
     restarts: Count = 0
     """Restarts so far."""
     age_ms: Moment = 0
@@ -165,7 +155,6 @@ class Relayed(Record):
     """agent to head: a `NodeStatus` for a view. The head passes it on unread: many come."""
 
     number: Count
-    """The number of the question."""
     line: str
     """The record, as the view reads it."""
 
@@ -174,7 +163,6 @@ class Frame(Record):
     """A function that a thread is in."""
 
     function: Shown
-    """Its name."""
     file: Shown
     """Path of its source, or of the library of a C function."""
     line: Count = 0
@@ -191,7 +179,6 @@ class ThreadStack(Record):
     is_main: bool = False
     """It is the main thread."""
     state: Shown = ""
-    """The kernel's letter, as in `RankStatus`."""
     channel: Shown = ""
     """Function of the kernel in which it waits; empty: none, or unknown."""
     call: Shown = ""
@@ -212,15 +199,12 @@ class RankStacks(Record):
     """What one worker executes."""
 
     rank: RankOrNone
-    """Its global rank."""
     local_rank: Count
-    """Its index within its node."""
     pid: Count
     """Its pid; 0: it has not started, or has ended."""
     threads: tuple[ThreadStack, ...] = ()
-    """Its threads, the main thread first; then descendants that work, or that it waits for."""
+    """The main thread first; then descendants that work, or that it waits for."""
     state: Shown = ""
-    """The kernel's letter, as in `RankStatus`."""
     cpu_share: Share = 0.0
     """CPUs that its process and its descendants used while we looked."""
     cpu_ms: Moment = 0
@@ -245,20 +229,15 @@ class NodeStacks(Record):
     """agent to view, agent to head: what workers of one node execute. A message has at most a mebibyte."""
 
     number: Count
-    """The number of the question."""
     node_rank: Count
-    """Number of the node."""
     host: Shown
-    """Name of its host."""
     ranks: tuple[RankStacks, ...]
-    """Its workers, by local rank."""
 
 
 class RankPulse(Record):
     """How far one worker has come, as far as the kernel counts it."""
 
     local_rank: Count
-    """Its index within its node."""
     mark: Shown
     """The same text as long as its processes read and write nothing, and none comes or goes. Empty: it does
     not run."""
@@ -268,15 +247,10 @@ class NodePulse(Record):
     """agent to the watch for hangs: how far the workers of one node have come."""
 
     number: Count
-    """The number of the question."""
     node_rank: Count
-    """Number of the node."""
     host: Shown
-    """Name of its host."""
     attempt: Count
-    """The attempt that runs there."""
     ranks: tuple[RankPulse, ...]
-    """Its workers, by local rank."""
 
 
 def gather(answers: Iterable[object]) -> tuple[list[Any], tuple[str, ...]]:

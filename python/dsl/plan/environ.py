@@ -179,7 +179,20 @@ def choose_timer_file(job: Job, facts: Facts) -> str | None:
 
 def group_environment(job: Job, meeting: Meeting, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment that all workers of a node share, without the defaults (see `set_defaults`)."""
-    facts = group_facts(job, meeting)
+    facts = {
+        "master_addr": meeting.address,
+        "master_port": str(meeting.port),
+        "world_size": str(meeting.world_size),
+        "local_world_size": str(meeting.local_world_size),
+        "node_rank": str(meeting.node_rank),
+        "node_count": str(meeting.node_count),
+        "restarts": str(meeting.restarts),
+        "role_size": str(meeting.world_size if meeting.role_size is None else meeting.role_size),
+        "max_restarts": str(job.max_restarts),
+        "run_id": job.run_id,
+        "role": job.role,
+        "stop_signals": ",".join(map(signal_word, job.signals.stop or ())),
+    }
     env = dict(inherited)
     env.update([(name, facts[fact]) for name, fact in job.flavour.group_variables])
     env.update(job.flavour.constants)
@@ -194,24 +207,6 @@ def set_defaults(env: dict[str, str], flavour: Flavour, local_world_size: int) -
     crowd = flavour.crowd_defaults if local_world_size > 1 else ()
     for name, value in (*flavour.defaults, *crowd):
         env.setdefault(name, value)
-
-
-def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
-    """Facts for all workers of a node, under the names by which flavours refer to them."""
-    return {
-        "master_addr": meeting.address,
-        "master_port": str(meeting.port),
-        "world_size": str(meeting.world_size),
-        "local_world_size": str(meeting.local_world_size),
-        "node_rank": str(meeting.node_rank),
-        "node_count": str(meeting.node_count),
-        "restarts": str(meeting.restarts),
-        "role_size": str(meeting.world_size if meeting.role_size is None else meeting.role_size),
-        "max_restarts": str(job.max_restarts),
-        "run_id": job.run_id,
-        "role": job.role,
-        "stop_signals": ",".join(map(signal_word, job.signals.stop or ())),
-    }
 
 
 def worker_environment(

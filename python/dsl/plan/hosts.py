@@ -34,15 +34,8 @@ if TYPE_CHECKING:
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
 ALLOCATION_VARIABLES = (
-    *(
-        "SLURM_JOB_NODELIST",
-        "SLURM_NODELIST",
-        "PBS_NODEFILE",
-        "LSB_MCPU_HOSTS",
-        "LSB_DJOB_RANKFILE",
-        "LSB_HOSTS",
-    ),
-    "PE_HOSTFILE",
+    *("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "PE_HOSTFILE"),
+    *("LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE", "LSB_HOSTS"),
 )
 """If none of them is set, no scheduler names hosts for this command."""
 

@@ -43,18 +43,8 @@ SHELL_VARIABLES = frozenset(
 
 SECRET_WORDS = frozenset(
     {
-        *(
-            "KEY",
-            "TOKEN",
-            "SECRET",
-            "PASSWORD",
-            "PASSWD",
-            "PASS",
-            "PWD",
-            "PASSPHRASE",
-            "CREDENTIALS",
-            "CREDS",
-        ),
+        *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASS", "PWD", "PASSPHRASE"),
+        *("CREDENTIALS", "CREDS"),
         *("PAT", "AUTH", "AUTHORIZATION", "BEARER", "JWT", "SAS", "COOKIE", "DSN"),
     }
 )
