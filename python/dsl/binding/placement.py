@@ -62,14 +62,6 @@ class Placement(Record):
     notices: tuple[Notice, ...] = ()
     """What the user should know, in order."""
 
-    def variables(self, local_rank: int) -> dict[str, str]:
-        """Variables that the placement adds to the worker's environment."""
-        return {THREADS_VARIABLE: str(self.threads[local_rank])} if self.threads else {}
-
-    def device(self, local_rank: int) -> WorkerDevice | None:
-        """The worker's device, if it is known."""
-        return self.devices[local_rank] if self.devices else None
-
 
 def place(wish: PlacementRequest, group: NodeGroup, facts: Facts) -> Placement:
     """Decide the placement of a node's workers by all wishes.

@@ -9,7 +9,7 @@ from dsl.machine.kernel_files import has_nvidia_driver
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, TypeAlias
+    from typing import TypeAlias
 
     from dsl.devices.nvml import Driver
 
@@ -61,20 +61,15 @@ class GpuUse:
 
 
 def _gpu(driver: Driver, number: int) -> Gpu:
-    from dsl.devices.nvml import NvmlError
-
-    def ask(question: str, without: Any) -> Any:
-        try:
-            return driver.ask(question, label)
-        except NvmlError:
-            return without
+    from dsl.devices.nvml import NvmlError, ask_fact
 
     try:
         label = driver.ask("device", "", number)
     except NvmlError:  # another container has it
         return Gpu("", -1, 0, ())
-    processes = tuple(ask("processes", ()))
-    return Gpu(ask("uuid", ""), ask("busy_percent", -1), ask("used_bytes", 0), processes)
+    unknown = {"uuid": "", "busy_percent": -1, "used_bytes": 0, "processes": ()}
+    facts = [ask_fact(driver, question, label, without=value) for question, value in unknown.items()]
+    return Gpu(*facts[:3], tuple(facts[3]))
 
 
 def assign(gpus: Sequence[Gpu], pids: Sequence[int], places: Sequence[tuple[int, str | None]]) -> list[Use]:

@@ -26,7 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from dsl.devices.nvml import Driver
 
@@ -117,7 +116,7 @@ def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[s
 
     NVML also counts devices of other containers, but refuses to open them; they are left out silently.
     """
-    from dsl.devices.nvml import NO_PERMISSION, NvmlError
+    from dsl.devices.nvml import NO_PERMISSION, NvmlError, ask_fact
 
     found, problems, refused = [], [], 0
     total = driver.ask("count")
@@ -130,19 +129,19 @@ def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[s
             else:
                 problems.append(f"GPU {number} is left out: {error.reason}")
             continue
-        address = pci_address(_ask(driver, "address", label) or "")
-        nodes = _ask(driver, "numa_nodes", label) or []
-        uuid = _ask(driver, "uuid", label) or ""
+        address = pci_address(ask_fact(driver, "address", label) or "")
+        nodes = ask_fact(driver, "numa_nodes", label) or []
+        uuid = ask_fact(driver, "uuid", label) or ""
         found.append(
             Device(
                 address=address,
                 uuid=uuid,
-                model=_ask(driver, "name", label) or "",
+                model=ask_fact(driver, "name", label) or "",
                 numa_node=nodes[0] if len(nodes) == 1 else read_numa_node(address, root),
                 index=int(label),
-                memory_bytes=_ask(driver, "memory_bytes", label),
-                mig=_ask_instances(driver, label, uuid) if _ask(driver, "mig_on", label) else (),
-                free_bytes=_ask(driver, "free_bytes", label),
+                memory_bytes=ask_fact(driver, "memory_bytes", label),
+                mig=_ask_instances(driver, label, uuid) if ask_fact(driver, "mig_on", label) else (),
+                free_bytes=ask_fact(driver, "free_bytes", label),
             )
         )
     if refused and refused == total:
@@ -150,24 +149,17 @@ def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[s
     return tuple(found), tuple(problems)
 
 
-def _ask(driver: Driver, question: str, device: str, number: int = 0) -> Any:
-    from dsl.devices.nvml import NvmlError
-
-    try:
-        return driver.ask(question, device, number)
-    except NvmlError:
-        return None  # older drivers and some models do not know every fact
-
-
 def _ask_instances(driver: Driver, device: str, parent: str) -> tuple[MigInstance, ...]:
+    from dsl.devices.nvml import ask_fact
+
     found = []
-    for slot in range(_ask(driver, "mig_slots", device) or 0):
-        label = _ask(driver, "mig", device, slot)
-        uuid = _ask(driver, "uuid", label) if label else None
+    for slot in range(ask_fact(driver, "mig_slots", device) or 0):
+        label = ask_fact(driver, "mig", device, slot)
+        uuid = ask_fact(driver, "uuid", label) if label else None
         if uuid:
-            gpu_instance = _ask(driver, "gpu_instance", label) or 0
-            compute_instance = _ask(driver, "compute_instance", label) or 0
-            profile = (_ask(driver, "name", label) or "").partition(" MIG ")[2]
+            gpu_instance = ask_fact(driver, "gpu_instance", label) or 0
+            compute_instance = ask_fact(driver, "compute_instance", label) or 0
+            profile = (ask_fact(driver, "name", label) or "").partition(" MIG ")[2]
             found.append(MigInstance(uuid, parent, gpu_instance, compute_instance, profile))
     return tuple(found)
 

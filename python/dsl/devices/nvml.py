@@ -110,6 +110,14 @@ class Nvml:
         return convert(self._call(function, handle))
 
 
+def ask_fact(driver: Driver, question: str, device: str, number: int = 0, without: Any = None) -> Any:
+    """The driver's answer, or ``without`` it: older drivers and some models do not know every fact."""
+    try:
+        return driver.ask(question, device, number)
+    except NvmlError:
+        return without
+
+
 def _text(answer: str | bytes) -> str:
     return answer.decode() if isinstance(answer, bytes) else answer
 

@@ -45,11 +45,7 @@ class _Ranks(Record):
 
 
 def _ranks(remote: Remote, agents: Agents) -> _Ranks:
-    """Count the tasks.
-
-    Raises:
-        HostNameError: Hydra cannot be given the name of a host.
-    """
+    """Count the tasks."""
     tasks = tasks_of(remote, agents)
     named = [
         pair for pair in zip(host_names(agents, "Hydra's mpirun", also="@"), tasks, strict=True) if pair[1]
@@ -93,11 +89,7 @@ def mpich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
 
 
 def impi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Intel MPI: it binds, and reads counts only from a file. Otherwise as `mpich`.
-
-    Raises:
-        HostNameError: Hydra cannot be given the name of a host.
-    """
+    """Intel MPI: it binds, and reads counts only from a file. Otherwise as `mpich`."""
     tasks = _ranks(remote, agents)
     path = f"{agents.folder}/{HOST_FILE}"
     pin = () if any(word.partition("=")[0] == PIN for word in remote.args) else ("-genv", PIN, "0")
@@ -111,11 +103,7 @@ def impi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
 
 
 def mvapich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """MVAPICH2: as `mpich`, with DeepSpeed's settings for its library. The user's own settings are kept.
-
-    Raises:
-        HostNameError: Hydra cannot be given the name of a host.
-    """
+    """MVAPICH2: as `mpich`, with DeepSpeed's settings for its library. The user's own settings are kept."""
     tasks = _ranks(remote, agents)
     path = f"{agents.folder}/{HOST_FILE}"
     text = "".join(f"{line}\n" for line in (tasks.names if tasks.each else tasks.places))

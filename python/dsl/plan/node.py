@@ -197,9 +197,10 @@ def _workers(
             env.update(own[local_rank])
         binding = device = None
         if placement is not None:
-            env.update(placement.variables(local_rank))
+            if placement.threads:
+                env[THREADS_VARIABLE] = str(placement.threads[local_rank])
             binding = placement.bindings[local_rank] if placement.bindings else None
-            device = placement.device(local_rank)
+            device = placement.devices[local_rank] if placement.devices else None
         if files.chosen is not None:
             error_file = files.chosen.workers[local_rank].error_file
             env.update(files.chosen.workers[local_rank].env)

@@ -251,8 +251,8 @@ def _place(wish: PlacementRequest, count: int = 2, homes: Sequence[int] = (), **
 
 
 def test_threads_are_physical_cores_unless_the_user_chose() -> None:
-    assert _place(AUTO).variables(0) == {"OMP_NUM_THREADS": "4"}
-    assert _place(AUTO, OMP_NUM_THREADS="7").variables(0) == {}
+    assert _place(AUTO).threads[0] == 4
+    assert _place(AUTO, OMP_NUM_THREADS="7").threads == ()
 
 
 def test_cores_that_are_shared_count_in_parts() -> None:
@@ -295,7 +295,7 @@ def test_an_option_without_a_binding_is_a_warning(facts: dict[str, Any]) -> None
 def test_devices_decide_where_they_are_given() -> None:
     placed = _place(AUTO, 2, (1, 0))
     assert [one.mempolicy for one in placed.bindings] == [("preferred", (1,)), ("preferred", (0,))]
-    device = placed.device(1)
+    device = placed.devices[1]
     assert device is not None
     assert (device.name, device.pci_address, device.numa_node) == ("H200", "0000:01:00.0", 0)
 
