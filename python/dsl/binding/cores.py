@@ -93,9 +93,7 @@ def describe_all(noun: str, first: int, bindings: Sequence[Binding]) -> list[str
     holders: dict[tuple[tuple[int, ...], MemoryPolicy | None], list[int]] = {}
     for rank, binding in enumerate(bindings, first):
         holders.setdefault((binding.cpus, binding.mempolicy), []).append(rank)
-    return [
-        f"{numbered(noun, ranks)}: {describe(bindings[ranks[0] - first])}" for ranks in holders.values()
-    ]
+    return [f"{numbered(noun, ranks)}: {describe(bindings[ranks[0] - first])}" for ranks in holders.values()]
 
 
 def describe(binding: Binding) -> str:
