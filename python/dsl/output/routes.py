@@ -28,7 +28,7 @@ TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
 class Shown(Record):
-    """The workers whose output is planned, and what decides how it looks."""
+    """The workers whose output is planned, what decides how it looks, and where log files lie."""
 
     ranks: Sequence[int]
     """Global ranks of the workers of this node, by local rank."""
@@ -40,13 +40,8 @@ class Shown(Record):
     """What a prefix template calls the workers."""
     host: str = ""
     """What a prefix template calls this node."""
-
-
-class LogPlace(Record):
-    """Where log files lie, if the user asks for any."""
-
     run_dir: str | None = None
-    """New directory of this run; None: the run has none."""
+    """New directory of this run for log files; None: the run has none."""
     attempt: int = 0
     """How often the workers were started before."""
     each_rank_logs: tuple[str, ...] = ()
@@ -68,14 +63,11 @@ class OutputPlan(Record):
     """Prefix on the console of lines that also go to a file; empty: as ``prefixes``."""
 
 
-NO_FILES = LogPlace()
 SHOWN = [Route(console=1), Route(console=2)]
 """Streams of a worker that are shown and go nowhere else."""
 
 
-def plan_output(
-    request: OutputRequest, shown: Shown, console: Console, place: LogPlace = NO_FILES
-) -> OutputPlan:
+def plan_output(request: OutputRequest, shown: Shown, console: Console) -> OutputPlan:
     """Decide where the output of one node's workers goes. ``console`` tells what our own streams are.
 
     Raises:
@@ -90,11 +82,11 @@ def plan_output(
         elif not seen[stdin] and True in seen:
             stdin = seen.index(True)
     words = _words(request)
-    attempt_dir = None if place.run_dir is None else f"{place.run_dir}/attempt_{place.attempt}"
+    attempt_dir = None if shown.run_dir is None else f"{shown.run_dir}/attempt_{shown.attempt}"
     tee_prefixes = _tee_prefixes(request, shown)
     routes: Sequence[tuple[Route, Route | None]]
-    if place.each_rank_logs:
-        routes = _joined_routes(request, place.each_rank_logs, console, tee_prefixes)
+    if shown.each_rank_logs:
+        routes = _joined_routes(request, shown.each_rank_logs, console, tee_prefixes)
     else:
         searched = {stream for stream, _, _ in words}
         routes = _routes(request, count, console, attempt_dir, searched, tee_prefixes)

@@ -10,7 +10,6 @@ from dsl.model.request import PlacementRequest
 from dsl.output.routes import (
     ERROR_FILE,
     RUN_PREFIX,
-    LogPlace,
     Shown,
     flat_error_file,
     needs_run_dir,
@@ -267,9 +266,17 @@ def _plan_output(
         each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
     output = plan_output(
         asked,
-        Shown(meeting.ranks, meeting.world_size, inherited, job.role, _host_name(job, meeting, facts)),
+        Shown(
+            meeting.ranks,
+            meeting.world_size,
+            inherited,
+            job.role,
+            _host_name(job, meeting, facts),
+            files.run_dir,
+            meeting.attempt,
+            each_rank_logs,
+        ),
         facts.console,
-        LogPlace(files.run_dir, meeting.attempt, each_rank_logs),
     )
     return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
 

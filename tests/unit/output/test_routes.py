@@ -12,7 +12,6 @@ from dsl.model.node import INHERIT, Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile, StreamFiles, WorkerFiles
 from dsl.output.routes import (
-    LogPlace,
     OutputPlan,
     Shown,
     needs_run_dir,
@@ -42,8 +41,8 @@ def _plan(
     request = OutputRequest(**asked)  # type: ignore[arg-type]
     ranks = ranks or range(count)
     run_dir = RUN if needs_run_dir(request) else None
-    shown = Shown(ranks, world_size or len(ranks), environ or {})
-    return plan_output(request, shown, console, LogPlace(run_dir))
+    shown = Shown(ranks, world_size or len(ranks), environ or {}, run_dir=run_dir)
+    return plan_output(request, shown, console)
 
 
 def test_a_worker_that_is_alone_has_our_own_streams() -> None:
@@ -142,7 +141,7 @@ def test_the_console_can_be_left_to_some_ranks() -> None:
 
 def test_each_rank_logs_join_both_streams() -> None:
     request = OutputRequest()
-    made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
+    made = plan_output(request, Shown(range(2), 2, {}, each_rank_logs=("/a", "/b")), PIPE)
     assert made.routes == ((Route("/a"), None), (Route("/b"), None))
 
 
@@ -159,7 +158,7 @@ def test_each_rank_logs_join_both_streams() -> None:
 )
 def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[bool, bool]) -> None:
     request = OutputRequest(**asked)  # type: ignore[arg-type]
-    made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
+    made = plan_output(request, Shown(range(2), 2, {}, each_rank_logs=("/a", "/b")), PIPE)
     prefixes = (None, None) if request.tag == "always" else ("[default0]:", "[default1]:")
     assert made.routes == tuple(
         (Route(path, 1, prefix=prefix) if show else Route(path), None)
@@ -169,7 +168,7 @@ def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[boo
 
 def test_a_bad_map_is_refused_for_joined_streams_too() -> None:
     with pytest.raises(OptionError, match="--tee 'x'"):
-        plan_output(OutputRequest(tee="x"), Shown(range(1), 1, {}), PIPE, LogPlace(each_rank_logs=("/a",)))
+        plan_output(OutputRequest(tee="x"), Shown(range(1), 1, {}, each_rank_logs=("/a",)), PIPE)
 
 
 def test_words_make_a_file_for_each_stream_that_has_some() -> None:
@@ -259,8 +258,8 @@ def test_torchruns_template_is_a_wish_for_tags() -> None:
 def test_what_is_teed_has_torchruns_prefix_wherever_it_goes(console: Console) -> None:
     """Recorded of torchrun 2.15: `--tee 0:1,1:2 --role trainer` tags stdout of rank 0 and stderr of rank 1."""
     request = OutputRequest(tee="0:1,1:2", redirects="2:3")
-    shown = Shown(range(3), 3, {"TERM": "xterm"}, "trainer")
-    plan = plan_output(request, shown, console, LogPlace(RUN))
+    shown = Shown(range(3), 3, {"TERM": "xterm"}, "trainer", run_dir=RUN)
+    plan = plan_output(request, shown, console)
     routes = [route for pair in plan.routes for route in pair if route is not None]
     assert [route.prefix for route in routes] == ["[trainer0]:", None, None, "[trainer1]:", None, None]
     assert all(bool(prefix) is (console is TERMINAL) for prefix in plan.prefixes)
@@ -281,14 +280,12 @@ def test_another_wish_for_tags_goes_before_that_of_tee(
     asked: dict[str, str], environ: dict[str, str]
 ) -> None:
     request = OutputRequest(**asked)  # type: ignore[arg-type]
-    plan = plan_output(request, Shown(range(2), 2, environ), PIPE, LogPlace(RUN))
+    plan = plan_output(request, Shown(range(2), 2, environ, run_dir=RUN), PIPE)
     assert [route.prefix for pair in plan.routes for route in pair if route] == [None] * 4
 
 
 def test_joined_streams_and_those_of_a_plug_in_are_teed_too() -> None:
-    joined = plan_output(
-        OutputRequest(tee="0:1"), Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b"))
-    )
+    joined = plan_output(OutputRequest(tee="0:1"), Shown(range(2), 2, {}, each_rank_logs=("/a", "/b")), PIPE)
     assert joined.routes == ((Route("/a", console=1, prefix="[default0]:"), None), (Route("/b"), None))
     ours = plan_output(without_files(OutputRequest(logs_specs="mine")), Shown(range(1), 1, {}), PIPE)
     shown = StreamFile("/l/a", is_shown=True)
@@ -345,7 +342,7 @@ def test_files_of_a_plug_in_replace_ours_and_the_console_stays_as_it_was() -> No
     rest = without_files(asked)
     assert (rest.log_dir, rest.tee, rest.local_ranks, rest.stdout_words) == (None, "", "", "loss")
     console = Console("terminal", "null")
-    ours = plan_output(rest, Shown(range(2), 2, {}), console, LogPlace(RUN))
+    ours = plan_output(rest, Shown(range(2), 2, {}, run_dir=RUN), console)
     shown, nowhere = StreamFile("/l/a", is_shown=True), StreamFile()
     files = StreamFiles(
         (WorkerFiles(shown, shown, None, {}), WorkerFiles(nowhere, StreamFile(on_console=True), None, {})),
