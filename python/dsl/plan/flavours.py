@@ -11,6 +11,20 @@ from dsl._record import replace
 from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Flavour
 
+# What torch's agent tells its workers. DeepSpeed's elastic agent is torch's, too.
+AGENT = (
+    ("GROUP_RANK", "node_rank"),
+    ("GROUP_WORLD_SIZE", "node_count"),
+    ("LOCAL_WORLD_SIZE", "local_world_size"),
+    ("ROLE_WORLD_SIZE", "role_size"),
+    ("ROLE_NAME", "role"),
+    ("TORCHELASTIC_RESTART_COUNT", "restarts"),
+    ("TORCHELASTIC_MAX_RESTARTS", "max_restarts"),
+    ("TORCHELASTIC_RUN_ID", "run_id"),
+)
+# Rank 0 serves the store: our launcher has no torch to serve one.
+NO_STORE = (("TORCHELASTIC_USE_AGENT_STORE", "False"),)
+
 DEEPSPEED = Flavour(
     command="dsl",
     group_variables=(
@@ -31,41 +45,23 @@ DEEPSPEED = Flavour(
     underscores=True,
 )
 
-# DeepSpeed's elastic agent is torch's agent, started with the environment of DeepSpeed's launcher.
+# DeepSpeed's elastic agent is started with the environment of DeepSpeed's launcher.
 ELASTIC = replace(
     DEEPSPEED,
-    group_variables=(
-        *DEEPSPEED.group_variables,
-        ("LOCAL_WORLD_SIZE", "local_world_size"),
-        ("GROUP_RANK", "node_rank"),
-        ("GROUP_WORLD_SIZE", "node_count"),
-        ("ROLE_WORLD_SIZE", "role_size"),
-        ("ROLE_NAME", "role"),
-        ("TORCHELASTIC_RESTART_COUNT", "restarts"),
-        ("TORCHELASTIC_MAX_RESTARTS", "max_restarts"),
-        ("TORCHELASTIC_RUN_ID", "run_id"),
-    ),
+    group_variables=(*DEEPSPEED.group_variables, *AGENT),
     worker_variables=(*DEEPSPEED.worker_variables, ("ROLE_RANK", "role_rank")),
-    # Rank 0 serves the store: our launcher has no torch to serve one.
-    constants=(("TORCHELASTIC_USE_AGENT_STORE", "False"),),
+    constants=NO_STORE,
     defaults=(("NCCL_ASYNC_ERROR_HANDLING", "1"),),
 )
 
 TORCH = Flavour(
     command="dslrun",
     group_variables=(
-        ("GROUP_RANK", "node_rank"),
-        ("GROUP_WORLD_SIZE", "node_count"),
-        ("LOCAL_WORLD_SIZE", "local_world_size"),
+        *AGENT,
         ("WORLD_SIZE", "world_size"),
-        ("ROLE_WORLD_SIZE", "role_size"),
-        ("ROLE_NAME", "role"),
-        ("TORCHELASTIC_MAX_RESTARTS", "max_restarts"),
-        ("TORCHELASTIC_RUN_ID", "run_id"),
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", "stop_signals"),
         ("MASTER_ADDR", "master_addr"),
         ("MASTER_PORT", "master_port"),
-        ("TORCHELASTIC_RESTART_COUNT", "restarts"),
     ),
     worker_variables=(
         ("RANK", "rank"),
@@ -73,8 +69,7 @@ TORCH = Flavour(
         ("LOCAL_RANK", "local_rank"),
         ("TORCHELASTIC_ERROR_FILE", "error_file"),
     ),
-    # Rank 0 serves the store: our launcher has no torch to serve one.
-    constants=(("TORCHELASTIC_USE_AGENT_STORE", "False"),),
+    constants=NO_STORE,
     defaults=(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),),
     crowd_defaults=((THREADS_VARIABLE, "1"),),
     interpreter_variable="PYTHON_EXEC",
