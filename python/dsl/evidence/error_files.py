@@ -163,26 +163,15 @@ def load_error_file(path: str) -> tuple[ErrorRecord, int] | None:
 def _read(path: str) -> tuple[bytes, int] | None:
     import stat
 
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+
     try:
-        file = os.open(path, flags)
+        with open(path, "rb", opener=opener) as file:
+            facts = os.fstat(file.fileno())
+            return (file.read(MAX_BYTES), facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else None
     except (OSError, ValueError):  # a path with a NUL is a ValueError
         return None
-    try:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            return None
-        data = b""
-        while len(data) < MAX_BYTES:
-            part = os.read(file, MAX_BYTES - len(data))
-            if not part:
-                break
-            data += part
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    return data, facts.st_mtime_ns
 
 
 def _parse(text: str) -> ErrorRecord | None:
