@@ -108,21 +108,21 @@ def host_names(agents: Agents, launcher: str, *, also: str = "") -> tuple[str, .
 
 
 def _check(name: str, launcher: str, also: str) -> None:
+    parts = name.split("@")
     odd = next((mark for mark in name if not (mark.isalnum() or mark in "-._" or mark in also)), "")
-    shown = f"host name {name!a} cannot be given to {launcher}"
-    if any(part.startswith("-") for part in name.split("@")):
-        raise HostNameError(f"{shown}: it begins with '-'")
-    if odd and odd in "@:":
-        raise HostNameError(f"{shown}: {odd!r} means something else to it, give a name without it")
-    if odd:
-        raise HostNameError(f"{shown}: {odd!a} is no part of a name")
     user, _, host = bare(name).rpartition("@")
-    if ":" in user or has_odd_colon(host):
-        raise HostNameError(
-            f"{shown}: ':' stands in IPv6 addresses alone, and a port has an option of its own"
-        )
-    if not all(name.split("@")):
-        raise HostNameError(f"{shown}: a part of it is empty")
+    if any(part.startswith("-") for part in parts):
+        why = "it begins with '-'"
+    elif odd:
+        means = "means something else to it, give a name without it"
+        why = f"{odd!r} {means}" if odd in "@:" else f"{odd!a} is no part of a name"
+    elif ":" in user or has_odd_colon(host):
+        why = "':' stands in IPv6 addresses alone, and a port has an option of its own"
+    elif not all(parts):
+        why = "a part of it is empty"
+    else:
+        return
+    raise HostNameError(f"host name {name!a} cannot be given to {launcher}: {why}")
 
 
 def bare(name: str) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dsl.model.job import Host, Pairs
     from dsl.model.remote import Remote
 
+    Launcher: TypeAlias = Callable[[Remote, "Agents"], "tuple[Start, ...]"]
+
 PLACE = "--place"
 """Option with an agent's node rank, if the launcher can give each agent its own options."""
 
@@ -120,7 +122,3 @@ def plan_starts(
         command=command,
         name=name,
     )
-
-
-if TYPE_CHECKING:
-    Launcher: TypeAlias = Callable[[Remote, Agents], tuple[Start, ...]]

@@ -89,23 +89,20 @@ def is_out_of_reach(path: str) -> bool:
 
 
 def _check_script(script: str, flavour: Flavour, folder: str) -> None:
-    path = os.path.join(folder, script)
+    path, why = os.path.join(folder, script), ""
     if script.endswith(".ipynb"):
-        raise ScriptError(f"script {script!r} is a notebook, make it a script: jupyter nbconvert --to script")
-    if is_out_of_reach(os.path.join(path, "__main__.py")):  # of a file, this is a path that makes no sense
-        raise ScriptError(
-            f"script {script!r} cannot be reached by this user, check the permissions of its directories"
-        )
-    if os.path.isdir(path):
+        why = "is a notebook, make it a script: jupyter nbconvert --to script"
+    elif is_out_of_reach(os.path.join(path, "__main__.py")):  # of a file, this is a path that makes no sense
+        why = "cannot be reached by this user, check the permissions of its directories"
+    elif os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
-            raise ScriptError(
-                f"script {script!r} is a directory without a __main__.py, name the script in it"
-            )
+            why = "is a directory without a __main__.py, name the script in it"
     elif not os.path.exists(path):
         why = _bad_link(path) or f"does not exist{_script_hint(script, flavour, path)}"
-        raise ScriptError(f"script {script!r} {why}")
     elif not os.access(path, os.R_OK):
-        raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
+        why = "cannot be read by this user, check its permissions"
+    if why:
+        raise ScriptError(f"script {script!r} {why}")
 
 
 def _bad_link(path: str) -> str:
