@@ -15,7 +15,7 @@ from dsl.machine.kernel_files import has_intel_torch, has_nvidia_driver, list_na
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dsl.devices.locations import LocatedDevice
     from dsl.devices.nvidia import Device, Survey
@@ -95,11 +95,7 @@ def find_other_accelerator(root: str = "/") -> str | None:
     return find_accelerator(root)
 
 
-def count_cuda_devices(
-    root: str = "/",
-    ask_driver: Callable[[], int | None] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> int:
+def count_cuda_devices(root: str = "/", environ: Mapping[str, str] | None = None) -> int:
     """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, else AMD ones.
 
     The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. If they
@@ -118,10 +114,7 @@ def count_cuda_devices(
         return count_amd(os.environ if environ is None else environ, root)
     if in_proc == in_dev and (in_proc or "dxg" not in names):
         return in_proc
-    if ask_driver is None:
-        from dsl.devices import nvidia
+    from dsl.devices import nvidia
 
-        answer = nvidia.count(root)
-    else:
-        answer = ask_driver()
+    answer = nvidia.count(root)
     return (in_dev or in_proc) if answer is None else answer

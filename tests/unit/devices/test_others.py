@@ -171,7 +171,7 @@ def test_amd_devices_are_cuda_devices(environ: dict[str, str], count: int, tmp_p
     root = _kfd(tmp_path, *[_gpu(128 + number, number + 1) for number in range(3)])
     lay(tmp_path, [f"dev/dri/renderD{128 + number}" for number in range(3)])
     assert count_amd(environ, root) == count
-    assert count_cuda_devices(root, lambda: None, environ) == count
+    assert count_cuda_devices(root, environ) == count
 
 
 def test_nodes_of_kfd_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -288,17 +288,23 @@ CONTROL_FILES = ["nvidiactl", "nvidia-uvm", "nvidia-caps", "null"]
     ],
 )
 def test_cuda_devices_are_counted_without_the_driver_where_that_is_certain(
-    tmp_path: Path, in_proc: list[str], in_dev: list[str], nvml: int | None, expected: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_proc: list[str],
+    in_dev: list[str],
+    nvml: int | None,
+    expected: int,
 ) -> None:
-    assert count_cuda_devices(_nvidia_root(tmp_path, in_proc, in_dev), lambda: nvml) == expected
+    monkeypatch.setattr(nvidia, "count", lambda _root: nvml)
+    assert count_cuda_devices(_nvidia_root(tmp_path, in_proc, in_dev)) == expected
 
 
 @pytest.mark.parametrize("name", ["container_2_of_8", "wsl", "eight_a100", "one_lost", "none"])
-def test_cuda_devices_of_recorded_machines(name: str, tmp_path: Path) -> None:
+def test_cuda_devices_of_recorded_machines(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = load(name, tmp_path)
     expected = {"container_2_of_8": 2, "wsl": 1, "eight_a100": 8, "one_lost": 4, "none": 0}
     # All files of the lost GPU are still there: only asking the driver, which takes long, would tell.
-    assert (
-        count_cuda_devices(str(tmp_path), lambda: nvidia.count(str(tmp_path), lambda: driver))
-        == expected[name]
-    )
+    monkeypatch.setattr("dsl.devices.nvml.Nvml", lambda: driver)
+    assert count_cuda_devices(str(tmp_path)) == expected[name]
