@@ -50,7 +50,8 @@ def numa_table(*nodes: Iterable[int]) -> tuple[NumaNode, ...]:
 
 def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
     """NUMA nodes of the machine, and the cores that the given CPUs belong to."""
-    return Cpus(root, cpus).topology
+    found: Topology = Cpus(root, cpus).topology
+    return found
 
 
 def make_gpus(homes: Iterable[int | None], model: str = "H200") -> list[Device]:

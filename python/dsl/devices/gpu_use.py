@@ -67,9 +67,12 @@ def _gpu(driver: Driver, number: int) -> Gpu:
         label = driver.ask("device", "", number)
     except NvmlError:  # another container has it
         return Gpu("", -1, 0, ())
-    unknown = {"uuid": "", "busy_percent": -1, "used_bytes": 0, "processes": ()}
-    facts = [ask_fact(driver, question, label, without=value) for question, value in unknown.items()]
-    return Gpu(*facts[:3], tuple(facts[3]))
+    return Gpu(
+        ask_fact(driver, "uuid", label, without=""),
+        ask_fact(driver, "busy_percent", label, without=-1),
+        ask_fact(driver, "used_bytes", label, without=0),
+        tuple(ask_fact(driver, "processes", label, without=())),
+    )
 
 
 def assign(gpus: Sequence[Gpu], pids: Sequence[int], places: Sequence[tuple[int, str | None]]) -> list[Use]:
