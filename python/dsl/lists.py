@@ -156,6 +156,11 @@ def numbered(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {format_ranges(numbers)}"
 
 
+def first_few(items: Sequence[object], most: int = 8) -> str:
+    """The first of the items, as text: ``0, 2, 4, ...``."""
+    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
+
+
 def find_runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last number of each run of consecutive numbers, in the given order."""
     run: tuple[int, int] | None = None

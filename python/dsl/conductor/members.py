@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dsl.conductor.orders import Dismiss, Drop, Reach, Speak
-from dsl.lists import format_ranges, name_few
+from dsl.lists import first_few, format_ranges, name_few
 from dsl.model.job import Notice
-from dsl.plan.elastic import choose_hosts, few
+from dsl.plan.elastic import choose_hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Roster:
         there, least = len(self.ready()), self._terms.least
         if there < least:
             return f"{there} of at least {least} hosts {'is' if there == 1 else 'are'} there"
-        sizes = few(self._terms.world_sizes)
+        sizes = first_few(self._terms.world_sizes)
         return f"{there} hosts are there, but none of them make a number of workers that is valid ({sizes})"
 
     def say_spares(self, places: Sequence[int]) -> list[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import OptionError
-from dsl.lists import counted
+from dsl.lists import counted, first_few
 from dsl.model.job import Job, MeetingPoint
 from dsl.model.request import DEFAULT_MASTER_PORT, Request
 from dsl.plan.flavours import ELASTIC
@@ -33,8 +33,6 @@ RUN_ID_VARIABLE = "ELASTIC_RUN_ID"
 
 BACKEND = "c10d"
 """Backend by which nodes without a head find each other, as with DeepSpeed."""
-
-SHOWN = 8
 
 
 def node_bounds(request: Request, host_count: int | None) -> NodeRange:
@@ -117,7 +115,7 @@ def _accepted_sizes(job: Job, nodes: NodeRange, facts: Facts) -> tuple[int, ...]
     if accepted is None:
         return ()
     if not accepted or choose_hosts(sizes, *nodes, accepted) is None:
-        which = f"it accepts {few(accepted)}" if accepted else f"it accepts none up to {total}"
+        which = f"it accepts {first_few(accepted)}" if accepted else f"it accepts none up to {total}"
         raise OptionError(
             f"no {nodes[0]} to {nodes[1]} hosts make a number of workers that the elasticity section "
             f"of the job's configuration accepts: {which}"
@@ -199,8 +197,3 @@ def _mixes(there: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
     for some in range(min(there[0], count) + 1):
         for rest in _mixes(there[1:], count - some):
             yield (some, *rest)
-
-
-def few(numbers: Sequence[int]) -> str:
-    """The first few of the numbers, as text."""
-    return ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")

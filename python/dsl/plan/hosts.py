@@ -19,7 +19,7 @@ from dsl.errors import (
     OptionError,
     OutOfReachError,
 )
-from dsl.lists import counted, has_odd_colon, parse_number, quote, shorten
+from dsl.lists import counted, first_few, has_odd_colon, parse_number, quote, shorten
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE, Level, RemoteRequest, Request, ResourceRequest
 from dsl.resources.filters import apply_filters, trim
@@ -164,7 +164,7 @@ def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> Po
     if found is None or (len(found.hosts) == 1 and facts.names.is_this_machine(found.hosts[0][0])):
         return None
     notices += _slots_notices(found, asked, facts)
-    names = ", ".join([name for name, _ in found.hosts[:3]]) + (", ..." if len(found.hosts) > 3 else "")
+    names = first_few([name for name, _ in found.hosts], 3)
     slots = sum([count for _, count in found.hosts])
     text = f"hosts of {found.name}: {names} ({len(found.hosts)} with {slots} slots)"
     notices.append(Notice("info", text))

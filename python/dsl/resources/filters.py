@@ -8,7 +8,7 @@ of the filter. It drops hosts that have no slot left.
 from __future__ import annotations
 
 from dsl.errors import FilterError, NumNodesError
-from dsl.lists import MOST_WORKERS, parse_integer, quote
+from dsl.lists import MOST_WORKERS, find_runs, first_few, parse_integer, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,19 +92,17 @@ def _nearest(host: str, hosts: Sequence[str]) -> str:
     close = get_close_matches(host, hosts, n=1)
     if close:
         return f", did you mean {close[0]!r}?"
-    return f", known: {', '.join(hosts[:8])}{', ...' if len(hosts) > 8 else ''}"
+    return f", known: {first_few(hosts)}"
 
 
 def slots_text(slots: Sequence[int]) -> str:
     """Ascending slots in words: ``only slot 0``, ``slots 0 to 3``, ``slots 0, 2``."""
     if not slots:
         return "no slots"
-    from dsl.lists import find_runs
-
     (first, last), *more = find_runs(slots)
     if not more:
         return f"only slot {first}" if first == last else f"slots {first} to {last}"
-    return f"slots {', '.join(map(str, slots[:16]))}{', ...' if len(slots) > 16 else ''}"
+    return f"slots {first_few(slots, 16)}"
 
 
 def parse_num_nodes(text: str, elastic_training: bool) -> tuple[int, int]:  # noqa: FBT001  DeepSpeed's signature
