@@ -338,7 +338,7 @@ def test_only_the_package_itself_and_the_spec_talk_to_the_extension() -> None:
 
 
 def test_the_package_needs_only_the_standard_library_and_its_two_dependencies() -> None:
-    optional = {"psutil", "pynvml", "torch", "matplotlib", "rich", "optuna", "textual"}
+    optional = {"psutil", "pynvml", "torch", "matplotlib", "rich", "optuna", "textual", "prometheus_client"}
     names = {target.split(".")[0] for name in modules() for _, target in imported(name, at_run_time=True)}
     assert names - {"dsl"} - optional <= set(sys.stdlib_module_names)
 

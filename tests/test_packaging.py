@@ -202,7 +202,7 @@ def test_what_messages_and_pages_tell_users_to_install_can_be_installed() -> Non
             assert name != "dsl" or rest.startswith(" @ git+"), path
             named["extras" if extra else "packages"].add(extra or name)
     assert {"all", "tune"} <= named["extras"] <= extras
-    assert {"py-spy", "textual", "matplotlib", "optuna", "debugpy"} <= named["packages"]
+    assert {"py-spy", "textual", "matplotlib", "optuna", "debugpy", "prometheus-client"} <= named["packages"]
     assert named["packages"] <= packages | {"python-etcd"}  # torch needs that one
 
 

@@ -250,7 +250,7 @@ def test_restarts_and_failures_are_counted(dslrun: Path, tmp_path: Path) -> None
     text = path.read_text()
     found = figures(text)
     assert found["dsl_job_restarts_total"] == 2
-    assert 'dsl_job_failures_total{how="SIGKILL"} 3\n' in text
+    assert 'dsl_job_failures_total{how="SIGKILL"} 3.0\n' in text
     assert "SIGTERM" not in text
 
 

@@ -59,7 +59,7 @@ class Lookout:
         self._is_over.set()
 
 
-class LookoutChannel(Lookout):
+class WatchChannel(Lookout):
     """A lookout that is a channel of the agent."""
 
     deadline_s = None
@@ -98,14 +98,14 @@ class LookoutChannel(Lookout):
         self._ours.close()
 
 
-class HangWatcher(LookoutChannel):
+class HangWatcher(WatchChannel):
     """``--hang-timeout``: a `Hang` for each hang that `dsl.observe.hang_watch` finds.
 
     ``ends_ranks``: there is no conductor to end ranks, so an `EndHung` may follow.
     """
 
     def __init__(self, plan: NodePlan, ask: Ask, *, ends_ranks: bool) -> None:
-        """Begin to watch. Raises as `LookoutChannel`."""
+        """Begin to watch. Raises as `WatchChannel`."""
         from dsl.observe.hang_watch import HangWatch
 
         assert plan.hang_timeout_s is not None
@@ -137,14 +137,14 @@ class HangWatcher(LookoutChannel):
         self.tell(hang, *([EndHung(attempt, ranks, hang.why)] if ends_ranks else []))
 
 
-class FailureLook(LookoutChannel):
+class FailureLook(WatchChannel):
     """``--stacks-on-failure``: what the others execute when a worker has failed, before they are stopped.
 
     It is readable once, when the look is over.
     """
 
     def __init__(self, plan: NodePlan, pids: Sequence[int]) -> None:
-        """``pids``: of the plan's workers; 0 for a worker that does not run. Raises as `LookoutChannel`."""
+        """``pids``: those of the plan's workers; 0 for a worker that does not run. Raises as `WatchChannel`."""
         self.stacks: tuple[RankStacks, ...] = ()
         """What the workers execute that run, as soon as it is known."""
         self.is_going_on = True

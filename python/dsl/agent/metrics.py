@@ -2,7 +2,7 @@
 
 All work is done on one thread, so the agent never waits for a reader. At a port nothing happens until
 somebody asks, and many clients are served at once. The figures are at least a second old before they are
-asked for again.
+asked for again. Prometheus' own client makes the text; docs/metrics.md lists the figures.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
+from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -22,13 +24,20 @@ from dsl.machine.output_files import reason, write_output
 from dsl.model.observation import JobView, Look
 from dsl.model.outcome import Hang, MembershipChanged, Outcome
 from dsl.plan.outputs import read_target
-from dsl.report.metrics import CONTENT_TYPE, Tally, metrics_text
+from dsl.printable import printable
 from dsl.report.speak import say
+from dsl.signals import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Literal, TypeAlias
 
     from dsl.agent.lookout import Ask
+    from dsl.model.observation import NodeStatus
+
+    Samples: TypeAlias = Sequence[tuple[Mapping[str, object], float]]
+    Figure: TypeAlias = tuple[str, Literal["gauge", "counter"], str, Samples]
+    """Name, kind, meaning, and values by labels."""
 
 FRESH_S = 1.0
 """Figures that are younger are shown again."""
@@ -39,6 +48,25 @@ REQUEST_S = 2.0
 LONGEST_REQUEST = 8192
 MODE = 0o644
 """Mode of a new file: any user may read it."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LONGEST_LABEL = 200
+"""Characters of the value of a label."""
+STATES = {"R": "running", "S": "sleeping", "I": "sleeping", "D": "disk", "T": "stopped", "t": "stopped"}
+"""What the kernel's letter means. A rank with another letter, or without a process, has ended."""
+
+
+class Tally:
+    """What has happened in a job so far."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        """Workers of this node that have failed, by how they ended."""
+        self.hangs = 0
+        self.membership_changes = 0
+
+    def count_failure(self, signum: int | None, code: int) -> None:
+        """Count a worker that a signal has ended, or that has ended with an exit code."""
+        self.failures[f"exit code {code}" if signum is None else signal_name(signum)] += 1
 
 
 class Metrics(Lookout):
@@ -48,8 +76,10 @@ class Metrics(Lookout):
         """``target``: as the option has it. ``counts_exits``: our workers are ranks of the job.
 
         Raises:
-            MetricsError: the port or the file cannot be had.
+            MetricsError: the port or the file cannot be had, or the package that makes the text is missing.
         """
+        if find_spec("prometheus_client") is None:
+            raise MetricsError("--metrics needs prometheus-client: pip install prometheus-client")
         super().__init__(command)
         self._counts_exits = counts_exits
         self._tally = Tally()
@@ -159,3 +189,84 @@ def _listen(host: str, port: int) -> socket.socket:
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         where = with_port(host, port)
         raise MetricsError(f"--metrics cannot listen at {where}: {why}, choose another port") from None
+
+
+def metrics_text(
+    view: JobView,
+    nodes: Sequence[NodeStatus],
+    tally: Tally,
+    *,
+    missing: int = 0,
+    ended: tuple[int, float] | None = None,
+) -> str:
+    """The figures of a job. ``missing``: how many hosts have not answered.
+
+    ``ended``: exit code of the command, and when, in seconds since 1970; None while the job runs.
+    """
+    from prometheus_client import Metric, generate_latest
+    from prometheus_client.registry import Collector
+
+    figures = [*_of_job(view, tally, missing, ended), *_of_nodes(nodes), *_of_ranks(nodes)]
+
+    class Figures(Collector):
+        def collect(self) -> Iterator[Metric]:
+            for name, kind, about, samples in figures:
+                metric = Metric(name.removesuffix("_total"), about, kind)
+                for labels, value in samples:
+                    shown = {key: printable(str(one))[:LONGEST_LABEL] for key, one in labels.items()}
+                    metric.add_sample(name, shown, value)
+                if samples:
+                    yield metric
+
+    return generate_latest(Figures()).decode()
+
+
+def _of_job(view: JobView, tally: Tally, missing: int, ended: tuple[int, float] | None) -> Iterator[Figure]:
+    program = view.words[0].rpartition("/")[2] if view.words else ""  # its arguments may hold secrets
+    about = {"version": view.version, "command": view.command, "program": program, "host": view.host}
+    failures = [({"how": how}, count) for how, count in sorted(tally.failures.items())]
+    yield "dsl_job_info", "gauge", "What the job is.", [({**about, "pid": view.pid}, 1)]
+    yield "dsl_job_start_time_seconds", "gauge", "When the job began.", [({}, view.started_ns / 1e9)]
+    yield "dsl_job_nodes", "gauge", "Nodes of the job.", [({}, view.nodes)]
+    yield "dsl_job_ranks", "gauge", "Ranks of the job.", [({}, view.workers)]
+    yield "dsl_job_restarts_total", "counter", "Restarts so far.", [({}, view.restarts)]
+    yield "dsl_job_hangs_total", "counter", "Hangs that --hang-timeout has found.", [({}, tally.hangs)]
+    meaning = "How often nodes have left or joined."
+    yield "dsl_job_membership_changes_total", "counter", meaning, [({}, tally.membership_changes)]
+    meaning = "Workers of this node that have failed, by how they ended."
+    yield "dsl_job_failures_total", "counter", meaning, failures
+    yield "dsl_job_silent_hosts", "gauge", "Hosts that have not answered in time.", [({}, missing)]
+    if ended is not None:
+        yield "dsl_job_end_time_seconds", "gauge", "When the job ended.", [({}, ended[1])]
+        yield "dsl_job_exit_code", "gauge", "Exit code of the command.", [({}, ended[0])]
+
+
+def _of_nodes(nodes: Sequence[NodeStatus]) -> Iterator[Figure]:
+    ranks = [one for node in nodes for one in node.ranks]
+    states = Counter(STATES.get(one.state, "ended") if one.pid else "ended" for one in ranks)
+    places = [({"node": node.node_rank, "host": node.host}, node) for node in nodes]
+    counts = [({"state": state}, count) for state, count in sorted(states.items())]
+    yield "dsl_ranks", "gauge", "Ranks by what the kernel says of them.", counts
+    attempts = [(labels, node.attempt) for labels, node in places]
+    yield "dsl_node_attempt", "gauge", "The attempt that runs on a node, counted from 0.", attempts
+    ages = [(labels, node.age_ms / 1000) for labels, node in places]
+    yield "dsl_node_attempt_seconds", "gauge", "How long this attempt has run.", ages
+
+
+def _of_ranks(nodes: Sequence[NodeStatus]) -> Iterator[Figure]:
+    living = [
+        ({"rank": one.rank, "node": node.node_rank, "host": node.host}, one)
+        for node in nodes
+        for one in node.ranks
+        if one.pid and one.rank is not None
+    ]
+    cpu = [(labels, one.cpu_ms / 1000) for labels, one in living]
+    yield "dsl_rank_cpu_seconds_total", "counter", "Processor time of a rank's process in this attempt.", cpu
+    memory = [(labels, one.rss_bytes) for labels, one in living]
+    yield "dsl_rank_resident_memory_bytes", "gauge", "Resident memory of a rank's process.", memory
+    threads = [(labels, one.threads) for labels, one in living]
+    yield "dsl_rank_threads", "gauge", "Threads of a rank's process.", threads
+    busy = [(labels, one.gpu_percent / 100) for labels, one in living if one.gpu_percent >= 0]
+    yield "dsl_rank_gpu_utilization_ratio", "gauge", "Part of the time in which a rank's GPU computed.", busy
+    used = [(labels, one.gpu_bytes) for labels, one in living if one.gpu_bytes]
+    yield "dsl_rank_gpu_memory_bytes", "gauge", "Memory of its GPU that a rank uses.", used

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsl._record import replace
+from dsl.agent.metrics import Metrics, Tally, metrics_text
+from dsl.errors import MetricsError
 from dsl.model.observation import JobView, NodeStatus, RankStatus
-from dsl.report.metrics import Tally, metrics_text
 
 DOCS = Path(__file__).parents[3] / "docs"
 VIEW = JobView("1.0", "dsl", ("python", "train.py"), 7, "/home", "here", 1_500_000_000, 0, 2, 2, 3)
@@ -93,3 +96,12 @@ def test_the_page_names_every_figure() -> None:
     tally.count_failure(9, 137)
     text = metrics_text(VIEW, NODES, tally, ended=(0, 1.0))
     assert set(re.findall(r"`(dsl_\w+)`", rows)) == {name for name, _ in samples(text)}
+
+
+def test_without_the_package_a_line_says_before_the_start_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MetricsError, match="prometheus-client: pip install prometheus-client"):
+        Metrics(str(tmp_path / "figures"), "dsl", counts_exits=True)
+    assert not list(tmp_path.iterdir())
