@@ -65,10 +65,7 @@ PURE_MODULES = (
     "dsl.elasticity.sizes",
     *(
         f"dsl.tune.{name}"
-        for name in (
-            *("experiment", "section", "ds_config", "memory", "names", "spaces", "results", "micro_batch"),
-            *("samplers", "search", "tuning_summary", "ending"),
-        )
+        for name in (*("experiment", "config", "spaces", "results", "micro_batch", "search"),)
     ),
     "dsl.rendezvous.delegate_messages",
     "dsl.rendezvous.settings",

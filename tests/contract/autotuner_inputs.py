@@ -6,9 +6,9 @@ import json
 import random
 from typing import Any
 
+from dsl.tune.config import read_section
 from dsl.tune.experiment import PROFILE_NAME, Experiment, Resources, Result
 from dsl.tune.search import search
-from dsl.tune.section import read_section
 
 GIGABYTE = 1024**3
 

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.autotuner_inputs import ask_ours, is_equal, worked_trace
 from tests.contract.golden_file import cases
 
-from dsl.tune.ds_config import STAGE, ZERO
+from dsl.tune.config import STAGE, ZERO
 from dsl.tune.spaces import zero_grid
 
 

@@ -12,10 +12,10 @@ SHOW_CURSOR = "\x1b[?25h"
 
 TUNING = """
 import sys
-from dsl.tune.progress_bar import Progress
+from dsl.tune.show import Progress
 from dsl.tune.experiment import Experiment, Resources, Result, Summary
 from dsl.tune.safe_folder import Folder
-from dsl.tune.section import Section
+from dsl.tune.config import Section
 
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dsl._record import Record
+from dsl.tune.config import read_section
 from dsl.tune.experiment import Experiment, Resources, Result, Summary
 from dsl.tune.search import search
-from dsl.tune.section import read_section
 
 ONE = Resources(nodes=1, slots_per_node=1, lanes=1, memory_bytes=None)
 PROFILE: Mapping[str, float] = {"num_params": 1000, "activation_mem_per_gpu": 1}

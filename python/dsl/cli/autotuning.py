@@ -8,8 +8,8 @@ from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options
 from dsl.errors import OptionError
 from dsl.model.request import Request
+from dsl.tune.run import tune
 from dsl.tune.setup import UserWords
-from dsl.tune.tune import tune
 
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",
@@ -25,7 +25,7 @@ REFUSED = {
 
 
 def start_tuning(request: Request, options: Options | argparse.Namespace) -> int:
-    """Find the best config, and train with it if the user asked for that; see `dsl.tune.tune.tune`.
+    """Find the best config, and train with it if the user asked for that; see `dsl.tune.run.tune`.
 
     Raises:
         OptionError: an option makes no sense here.

@@ -12,10 +12,9 @@ from math import ceil
 from dsl._record import Record
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, show
-from dsl.tune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
+from dsl.tune.config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, Section, is_count
 from dsl.tune.experiment import Experiment
 from dsl.tune.results import Entry, Results, Steps, why_not
-from dsl.tune.section import Section, is_count
 from dsl.tune.spaces import first_config, without_nulls
 
 MARKED = 0.05

@@ -6,9 +6,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from dsl._record import replace
-from dsl.tune.ds_config import TRAIN_BATCH, fingerprint
+from dsl.tune.config import AUTOTUNING, TRAIN_BATCH, Section, fingerprint, read_metric
 from dsl.tune.experiment import Experiment, Result, Space, Summary, Tie, Trial
-from dsl.tune.section import AUTOTUNING, Section, read_metric
 
 _T = TypeVar("_T")
 Steps = Generator[tuple[Experiment, ...], Mapping[str, Result], _T]

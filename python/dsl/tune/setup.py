@@ -8,16 +8,29 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.machinery import PathFinder
 
-from dsl._own_process import START
-from dsl._record import Record
-from dsl.model.job import Host
+from dsl._record import Record, replace
+from dsl.agent.planner import Planner
+from dsl.devices.accelerators import ACCELERATORS
+from dsl.errors import AutotuningError, FilterError
+from dsl.facts import Facts
+from dsl.lists import shorten
+from dsl.machine.check import check_program
+from dsl.model.job import Host, Notice
 from dsl.model.node import ForkServer
-from dsl.tune.ds_config import ConfigWord
-from dsl.tune.experiment import Resources
-from dsl.tune.section import Section
-
-START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
-"""Python code of the command ``dsl``."""
+from dsl.model.request import Program, Request
+from dsl.plan.hosts import ActiveHosts, choose_hosts
+from dsl.plan.job import JobPlan, plan_job
+from dsl.tune.config import (
+    ConfigWord,
+    Section,
+    experiment_words,
+    find_config,
+    find_slips,
+    parse_config,
+    read_section,
+    resolve_auto,
+)
+from dsl.tune.experiment import GRACE_S, Resources
 
 
 class SlotGroup(Record):
@@ -102,16 +115,10 @@ class Setup(Record):
 
     user: UserWords
     """The options of the user."""
-    grace_s: float
-    """Seconds that the workers of an experiment get to end."""
-    rank_logs: bool
-    """Whether each rank has a log file of its own."""
-    script: str
-    """What each worker runs."""
-    args: tuple[str, ...]
-    """The script's arguments, as the user gave them."""
+    request: Request
+    """What they ask for: the job to tune."""
     config: ConfigWord
-    """Where the config is among the arguments."""
+    """Where the config is among the arguments of the script."""
     section: Section
     """How to tune."""
     size: Resources
@@ -122,8 +129,6 @@ class Setup(Record):
     """Whether each host of the user's own job gives as many slots as a host of an experiment."""
     servers: tuple[ForkServer, ...]
     """Warm fork servers that the tuner holds for the workers of all experiments."""
-    start_words: tuple[str, ...]
-    """The options by which an experiment uses these servers, and keeps none."""
     environ: Mapping[str, str]
     """The environment of the command."""
     visible: tuple[str, tuple[str, ...]] = ("", ())
@@ -132,6 +137,24 @@ class Setup(Record):
     """Digest of the script, or of the module that it names."""
     device: str = ""
     """Accelerator and models of its devices, if the slots are devices of this machine; empty: unknown."""
+
+    @property
+    def program(self) -> Program:
+        """What each worker runs."""
+        return self.request.program
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that the workers of an experiment get to end."""
+        return min(self.request.signals.grace_s, GRACE_S)
+
+    @property
+    def start_words(self) -> tuple[str, ...]:
+        """The options by which an experiment uses the servers, and keeps none.
+
+        With the start method ``warm`` the user's own words say how long such a server stays.
+        """
+        return WARM if self.servers and self.request.start.method != "warm" else ()
 
     @property
     def trial_words(self) -> tuple[str, ...]:
@@ -160,10 +183,17 @@ class Setup(Record):
         assert place is not None  # there is one lane at least
         return (*self.place_words(place), *self.user.only("master_port"))
 
+    def args_for(
+        self, config: Mapping[str, object], path: str, *, is_encoded: bool = False
+    ) -> tuple[str, ...]:
+        """The script's arguments with a config: as base64, or as the path of its file."""
+        place = replace(self.config, is_encoded=is_encoded)
+        return experiment_words(self.program.args, place, config, path, self.section)
 
-def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple[str, ...]:
-    """The words behind ``dsl``. dsl drops the first ``--`` behind the script, so we double it."""
-    return (*options, script, *(("--",) if args[:1] in (("--",), ["--"]) else ()), *args)
+    def words(self, options: Sequence[str], args: Sequence[str]) -> tuple[str, ...]:
+        """The words behind ``dsl``. dsl drops the first ``--`` behind the script, so we double it."""
+        doubled = ("--",) if args and args[0] == "--" else ()
+        return (*options, self.program.script, *doubled, *args)
 
 
 def digest_of(script: str) -> str:
@@ -192,3 +222,119 @@ def _module_file(name: str) -> str:
             return (spec.origin or "") if part in (parts[-1], "__main__") else ""
         places = list(spec.submodule_search_locations)
     return ""
+
+
+WARM = ("--start-method=warm", "--warm-for=0")
+
+
+def set_up(
+    request: Request, user: UserWords, facts: Facts
+) -> tuple[Setup, dict[str, object], tuple[Notice, ...]]:
+    """What all experiments have in common, the config to tune, and notices for the user.
+
+    Raises:
+        UsageError: the job or its config cannot be tuned.
+    """
+    args = request.program.args
+    word = find_config(args)
+    try:
+        text = facts.files.read_text(word.path)
+    except OSError as error:
+        raise AutotuningError(f"{shorten(word.path)}: the config cannot be read: {error.strerror}") from None
+    if text is None:
+        raise AutotuningError(
+            f"{shorten(word.path)}: there is no such config, {word.option} names it: give the path of a file"
+        )
+    config = parse_config(text, word.path)
+    section = read_section(config)
+    config = resolve_auto(config, section, args)
+    planned = plan_job(request, facts)  # finds mistakes in the job itself before any experiment runs
+    job = planned.job
+    check_program(job.program, job.flavour, facts.environ)
+    nodes, slots = len(job.hosts), min([len(host.slots) for host in job.hosts])
+    asked = ActiveHosts(
+        job.hosts,
+        planned.node_rank,
+        job.meeting.address,
+        is_remote=planned.remote is not None,
+        accelerator=job.accelerator,
+        visible_devices=job.visible_devices,
+    )
+    whole = _all_hosts(request, asked, facts)
+    if count_lanes(whole.hosts, nodes, slots) == 0:
+        whole = asked  # a CPU may have more workers than it counts slots
+    lanes = count_lanes(whole.hosts, nodes, slots)
+    # With one lane an experiment runs on the same hosts and slots as the user's own job.
+    memory = device_memory(asked if lanes == 1 else whole, lanes * slots, section.device_memory, facts)
+    setup = Setup(
+        user=user,
+        request=request,
+        config=word,
+        section=section,
+        size=Resources(nodes, slots, lanes, memory),
+        hosts=whole.hosts,
+        is_uniform=all(len(host.slots) == slots for host in job.hosts),
+        servers=() if asked.is_remote or whole.is_remote else _servers(planned, facts),
+        environ=dict(facts.environ),
+        visible=_shown(whole),
+        script_digest=digest_of(request.program.script),
+        device=name_devices(whole, facts),
+    )
+    return setup, config, (*planned.notices, *find_slips(config))
+
+
+def _servers(planned: JobPlan, facts: Facts) -> tuple[ForkServer, ...]:
+    """Warm fork servers that all experiments can share; none if the workers are not forked anyway."""
+    job, method = planned.job, planned.job.start.method
+    if method == "forkserver":
+        job = replace(job, start=replace(job.start, method="warm"))
+    plan = Planner(replace(planned, job=job), facts).plan(0)
+    return tuple(
+        [
+            one if method == "warm" else replace(one, warm=replace(one.warm, stay_s=0.0, only_if_there=False))
+            for one in plan.fork_servers
+            if one.warm is not None
+        ]
+    )
+
+
+def _all_hosts(request: Request, asked: ActiveHosts, facts: Facts) -> ActiveHosts:
+    """All hosts and slots that are available, independent of the size of the job."""
+    resources = replace(request.resources, min_nodes=None, max_nodes=None, num_gpus=None)
+    try:
+        return choose_hosts(replace(request, resources=resources), facts)
+    except FilterError:
+        return asked
+
+
+def _shown(hosts: ActiveHosts) -> tuple[str, tuple[str, ...]]:
+    """The variable for visible devices, and the user's names in it; empty if the slots name the devices."""
+    if not hosts.visible_devices or hosts.accelerator == "cpu":
+        return "", ()
+    return ACCELERATORS[hosts.accelerator].visible_variable, tuple(hosts.visible_devices.split(","))
+
+
+def name_devices(hosts: ActiveHosts, facts: Facts) -> str:
+    """The accelerator, and for CUDA also the models of this machine's devices."""
+    if hosts.accelerator != "cuda":
+        return hosts.accelerator
+    return ", ".join(["cuda", *sorted({device.model for device in facts.devices.survey.devices})])
+
+
+def device_memory(hosts: ActiveHosts, count: int, given: int | None, facts: Facts) -> int | None:
+    """Free bytes of the experiments' device that has the least free memory; None if unknown.
+
+    Experiments get the first ``count`` slots. A device that does not report its free memory counts in full.
+    ``given``: the size that the user has set.
+    """
+    if given is not None:
+        return given
+    if hosts.is_remote or hosts.accelerator != "cuda":
+        return None
+    from dsl.devices.nvidia import visible_devices
+
+    slots = ",".join(map(str, hosts.hosts[0].slots))
+    found = visible_devices(hosts.visible_devices or slots, facts.devices.survey.devices)[:count]
+    # A device that is divided into instances reports its free memory as a whole, not for each instance.
+    sizes = [one.memory_bytes if one.mig or one.free_bytes is None else one.free_bytes for one in found]
+    return min([size for size in sizes if size is not None], default=None)

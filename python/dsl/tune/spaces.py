@@ -1,21 +1,31 @@
-"""Spaces of configs: the values that are tried for each key, and every config that they make.
+"""Spaces of configs: the values that are tried for each key, every config that they make, and in which order.
 
 If a config has a list where DeepSpeed takes one value, the user wants to try these values. The defaults of
-the ZeRO stages are DeepSpeed's.
+the ZeRO stages and the names of experiments, which are also names of folders, are DeepSpeed's. A sampler
+proposes each point of a space at most once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
+from typing import Any
 
 from dsl._record import Record
 from dsl.errors import AutotuningError
 from dsl.lists import show
-from dsl.tune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
-from dsl.tune.names import dotted_name, full_name
-from dsl.tune.section import AUTOTUNING
+from dsl.tune.config import (
+    ACCUMULATION,
+    AUTOTUNING,
+    MICRO_BATCH,
+    STAGE,
+    TRAIN_BATCH,
+    ZERO,
+    Section,
+    fingerprint,
+    is_number,
+)
 
 MOST_POINTS = 20_000
 """Most configs of a space, so that a mistake in its lists does no harm."""
@@ -251,3 +261,176 @@ def _put(config: dict[str, object], key: str, value: object) -> None:
 
 def _copy(config: Mapping[str, object]) -> dict[str, object]:
     return {key: _copy(value) if isinstance(value, dict) else value for key, value in config.items()}
+
+
+_LONGEST = 180
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-=")
+_OFFLOAD = {"offload_param": "op_", "offload_optimizer": "oo_"}
+
+
+def full_name(
+    config: Mapping[str, object], tuned: Collection[str], prefix: str, *, has_values: bool = True
+) -> str:
+    """Name of an experiment of a full space: initials of each tuned key, and its value.
+
+    ``has_values``: if false, it is the name of the space, without the values.
+    """
+    keys = {*tuned, MICRO_BATCH, ACCUMULATION}
+    return as_folder(prefix + (_join(config, keys, has_values=has_values) or "exp"))
+
+
+def dotted_name(values: Mapping[str, object]) -> str:
+    """Name of an experiment of the user's own space: ``batch=8_lr=0.1``, each key by its last part."""
+    return as_folder("_".join([f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]))
+
+
+def as_folder(text: str) -> str:
+    """A text as the name of a folder that cannot lead out of its parent folder."""
+    name = "".join([one if one in _PLAIN or one == "_" else "-" for one in text])
+    return (name if name.strip(".") else "exp")[:_LONGEST]
+
+
+def _join(config: Mapping[str, object], keys: Collection[str], *, has_values: bool) -> str:
+    text = ""
+    for key, value in config.items():
+        if key == "arg_mappings":
+            continue
+        if key in _OFFLOAD:
+            text += _OFFLOAD[key]
+            if has_values:
+                inner = value.items() if isinstance(value, dict) else None
+                text += "None_" if inner is None else "".join([_word(name, one) for name, one in inner])
+            continue
+        if isinstance(value, dict):
+            inside = _join(value, keys, has_values=has_values)
+            text += f"{inside}_" if inside else ""
+        if key in keys:
+            text += _word(key, value) if has_values else f"{_initials(key)}_"
+    return text[:-1]
+
+
+def _word(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"{_initials(key)}{'T' if value else 'F'}_"
+    if isinstance(value, int | float) and value > 9000:
+        return f"{_initials(key)}{value:.1e}_"
+    return f"{_initials(key)}{value}_"
+
+
+def _initials(key: str) -> str:
+    return "".join([part[:1] for part in key.split("_")])
+
+
+_ASKS = 8
+"""How often the model is asked for a point that is untried, before the nearest one is taken."""
+
+
+class InOrder:
+    """Goes through a list of points, and learns nothing: grid search and random search."""
+
+    def __init__(self, points: list[Point]) -> None:
+        self._points = points
+
+    def propose(self, count: int) -> list[Point]:
+        """The next points of the list, at most ``count``; empty if no point is left."""
+        batch, self._points = self._points[:count], self._points[count:]
+        return batch
+
+    def learn(self, point: Point, value: float | None) -> None:
+        """Do nothing: the order is fixed."""
+
+
+class ModelBased:
+    """Proposes the points that a model finds promising, or the nearest points that are untried.
+
+    The model is a tree-structured Parzen estimator (optuna's).
+    """
+
+    def __init__(self, grid: Grid, section: Section) -> None:
+        """Set up the model of a space.
+
+        Raises:
+            AutotuningError: optuna is not installed.
+        """
+        self._optuna = _import_optuna()
+        self._axes = grid.axes
+        self._left = {point.choice: point for point in grid.points}
+        starts = max(2, min(10, len(self._left) // 4))
+        self._study = self._optuna.create_study(
+            direction="minimize" if section.mode == "min" else "maximize",
+            sampler=self._optuna.samplers.TPESampler(seed=section.seed, n_startup_trials=starts),
+        )
+        self._distributions = {axis.key: self._distribution(axis) for axis in grid.axes}
+
+    def propose(self, count: int) -> list[Point]:
+        """The next points, at most ``count``, all new; empty if no point is left."""
+        return [self._next() for _ in range(min(count, len(self._left)))]
+
+    def learn(self, point: Point, value: float | None) -> None:
+        """Tell the model about a result. A failed point counts as worse than every point that ran."""
+        states = self._optuna.trial.TrialState
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                params={axis.key: place for axis, place in zip(self._axes, point.choice, strict=True)},
+                distributions=self._distributions,
+                value=value,
+                state=states.PRUNED if value is None else states.COMPLETE,
+            )
+        )
+
+    def _next(self) -> Point:
+        choice: tuple[int, ...] = ()
+        for _ in range(_ASKS):
+            trial = self._study.ask(self._distributions)
+            choice = tuple([trial.params[axis.key] for axis in self._axes])
+            # `learn` tells the result later, also if another point is tried in place of this one.
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            if choice in self._left:
+                return self._left.pop(choice)
+        nearest = min(self._left, key=lambda one: self._distance(one, choice))
+        return self._left.pop(nearest)
+
+    def _distance(self, one: tuple[int, ...], other: tuple[int, ...]) -> float:
+        return sum(
+            abs(a - b) / len(axis.values) if _is_ordered(axis) else float(a != b)
+            for axis, a, b in zip(self._axes, one, other, strict=True)
+        )
+
+    def _distribution(self, axis: Axis) -> Any:
+        places = range(len(axis.values))
+        # Numbers have an order; other values are only equal or different.
+        if _is_ordered(axis):
+            return self._optuna.distributions.IntDistribution(0, places[-1])
+        return self._optuna.distributions.CategoricalDistribution(list(places))
+
+
+def make_sampler(grid: Grid, section: Section) -> InOrder | ModelBased:
+    """The sampler that the section asks for.
+
+    Raises:
+        AutotuningError: it needs a package that is not installed.
+    """
+    points = list(grid.points)
+    if section.tuner_type == "model_based":
+        return ModelBased(grid, section)
+    if section.tuner_type == "random":
+        # Sorted by a hash: the same order with every version of Python, which replaying a search needs.
+        points.sort(key=lambda point: fingerprint(section.seed, point.config))
+    return InOrder(points)
+
+
+def _is_ordered(axis: Axis) -> bool:
+    numbers = [one for one in axis.values if is_number(one)]
+    return len(numbers) == len(axis.values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise AutotuningError(
+            "autotuning.tuner_type model_based needs optuna: pip install optuna, "
+            "or choose gridsearch or random"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 
 from dsl.errors import AutotuningError, JobFormatError
+from dsl.tune.config import AUTOTUNING
 from dsl.tune.experiment import Experiment, Result
 from dsl.tune.safe_folder import (
     A_FILE,
@@ -25,7 +26,6 @@ from dsl.tune.safe_folder import (
     claim,
     refusal,
 )
-from dsl.tune.section import AUTOTUNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

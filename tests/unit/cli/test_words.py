@@ -54,8 +54,9 @@ OWN_FUNCTIONS = {
     *(("evidence/hints.py", name) for name in ("", "_local_rank")),
     # Arguments of scripts.
     ("elasticity/sizes.py", ""),
-    *(("tune/setup.py", ""), ("tune/tuner.py", "")),
-    *(("tune/ds_config.py", name) for name in ("", "find_config")),
+    ("tune/run.py", ""),
+    ("tune/setup.py", ""),
+    *(("tune/config.py", name) for name in ("", "find_config")),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_bindings_asked_for"),
 }

@@ -8,8 +8,9 @@ from base64 import urlsafe_b64decode
 import pytest
 
 from dsl.errors import AutotuningError
-from dsl.tune.ds_config import (
+from dsl.tune.config import (
     ConfigWord,
+    Section,
     encode,
     experiment_words,
     find_config,
@@ -19,7 +20,6 @@ from dsl.tune.ds_config import (
     resolve_auto,
     without_tuning,
 )
-from dsl.tune.section import Section
 
 
 @pytest.mark.parametrize(

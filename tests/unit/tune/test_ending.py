@@ -10,7 +10,7 @@ from tests.support.events import a_report
 from dsl._record import replace
 from dsl.conductor.judge import Context, judge_alone
 from dsl.model.judgement import Evidence, Judgement
-from dsl.tune.ending import Ending, judge
+from dsl.tune.experiment import Ending, judge
 
 METRICS = '{"throughput": 12.5, "latency": 3, "rank": 0, "note": "fast", "done": true}'
 KEYS = ("throughput",)

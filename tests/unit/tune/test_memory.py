@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsl.tune.memory import Model, estimate, read_model
+from dsl.tune.search import Model, estimate, read_model
 
 MODEL = Model(params=1000, trainable=1000, activation_bytes=0)
 HALF = {"fp16": {"enabled": True}}

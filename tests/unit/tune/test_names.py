@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.tune.names import as_folder, dotted_name, full_name
+from dsl.tune.spaces import as_folder, dotted_name, full_name
 
 
 def test_names_are_deepspeeds() -> None:

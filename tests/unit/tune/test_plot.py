@@ -9,7 +9,7 @@ import pytest
 from tests.support.summaries import make_summary, make_trial
 
 from dsl.tune.experiment import Summary
-from dsl.tune.plot import FAILED_HEIGHT, draw, make_figure
+from dsl.tune.show import FAILED_HEIGHT, draw, make_figure
 
 pytestmark = pytest.mark.needs_package("matplotlib")
 TRIALS = [

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.summaries import make_summary, make_trial
 
+from dsl.tune.config import Section
 from dsl.tune.experiment import Resources
-from dsl.tune.progress_bar import Progress
 from dsl.tune.safe_folder import Folder
-from dsl.tune.section import Section
+from dsl.tune.show import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +122,7 @@ def test_what_cannot_be_written_is_said_and_the_rest_is_written(
     def broken(_picture: object) -> bytes:
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("dsl.tune.progress_bar.draw", broken)
+    monkeypatch.setattr("dsl.tune.show.draw", broken)
     (tmp_path / "summary.json.new").mkdir()
     told = Told(tmp_path)
     told.progress.finish(make_summary([]))

@@ -12,10 +12,9 @@ from tests.support.searching import ONE, OOM, PROFILE, STOPPED, crash, ok, play,
 
 from dsl._record import replace
 from dsl.errors import AutotuningError
-from dsl.tune.ds_config import fingerprint, without_tuning
+from dsl.tune.config import fingerprint, read_section, without_tuning
 from dsl.tune.experiment import Experiment, Resources, Result
 from dsl.tune.search import count_configs
-from dsl.tune.section import read_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsl.errors import AutotuningError
-from dsl.tune.section import Section, find_slips, read_section
+from dsl.tune.config import Section, find_slips, read_section
 
 
 def read(**section: object) -> Section:

@@ -24,16 +24,8 @@ from dsl.model.job import Host
 from dsl.model.request import ElasticRequest
 from dsl.plan.hosts import ActiveHosts
 from dsl.tune.experiment import Experiment, Summary
-from dsl.tune.setup import REPLACED, Setup, UserWords
-from dsl.tune.tune import (
-    WARM,
-    device_memory,
-    keep_memory,
-    name_devices,
-    run_search,
-    save_optimal,
-    set_up,
-)
+from dsl.tune.run import keep_memory, run_search, save_optimal
+from dsl.tune.setup import REPLACED, WARM, Setup, UserWords, device_memory, name_devices, set_up
 from dsl.tune.tuning_folders import Folders
 
 SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {

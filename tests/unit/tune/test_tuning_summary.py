@@ -9,9 +9,9 @@ import pytest
 from tests.support.summaries import make_summary, make_trial
 
 from dsl._record import replace
+from dsl.tune.config import Section
 from dsl.tune.experiment import Resources, Space, Summary, Tie
-from dsl.tune.section import Section
-from dsl.tune.tuning_summary import differences, duration, summary_json, summary_table, summary_text
+from dsl.tune.show import differences, duration, summary_json, summary_table, summary_text
 
 SIZE = Resources(2, 4, 3, None)
 

@@ -14,12 +14,12 @@ import pytest
 from dsl._record import replace
 from dsl.agent.held_servers import HeldServers
 from dsl.model.job import Host
-from dsl.tune.ds_config import find_config
+from dsl.model.request import Program, Request, SignalRequest
+from dsl.tune.config import Section, find_config
 from dsl.tune.experiment import Experiment, Order, Resources, Result, Summary
-from dsl.tune.section import Section
+from dsl.tune.run import Tuner
 from dsl.tune.setup import Setup, UserWords
 from dsl.tune.trials import Done
-from dsl.tune.tuner import Tuner
 from dsl.tune.tuning_folders import Folders
 
 ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
@@ -101,20 +101,18 @@ def config_of(order: Order) -> Any:
 WORDS = (("launcher", "--launcher=ssh"), ("num_gpus", "--num_gpus=1"), ("hostfile", "--hostfile=hosts"))
 
 
-def a_setup(*more: tuple[str, str], **fields: Any) -> Setup:
+def a_setup(
+    *more: tuple[str, str], args: tuple[str, ...] = ARGS, grace_s: float = 3.0, **fields: Any
+) -> Setup:
     setup = Setup(
         user=UserWords((*WORDS, *more)),
-        grace_s=3.0,
-        rank_logs=False,
-        script="t.py",
-        args=ARGS,
-        config=find_config(ARGS),
+        request=Request("deepspeed", Program("script", "t.py", args), signals=SignalRequest(grace_s=grace_s)),
+        config=find_config(args),
         section=Section(),
         size=Resources(1, 1, 4, None),
         hosts=(Host("localhost", (1, 3, 5, 7)),),
         is_uniform=True,
         servers=(),
-        start_words=(),
         environ={"HOME": "/root"},
     )
     return replace(setup, **fields)
@@ -242,8 +240,7 @@ def test_another_mapping_makes_other_experiments(folders: Folders) -> None:
 def test_metrics_of_a_killed_run_count_only_where_they_are_written_once(
     folders: Folders, option: str, *, is_known: bool
 ) -> None:
-    args = (option, "c.json")
-    setup = a_setup(args=args, config=find_config(args))
+    setup = a_setup(args=(option, "c.json"))
     runners = FakeRunners()
     runners.signals = [[15]]
     tuned(folders, setup, runners, 1)

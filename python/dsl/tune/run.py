@@ -1,25 +1,153 @@
-"""Runs a search from its first experiment to its summary: places, starts, judges and saves experiments."""
+"""``dsl --autotuning``: finds the config with which the job runs best, and trains with it."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from shlex import join
 
-from dsl import __version__
+from dsl import __version__, _own_process
+from dsl._own_process import START
 from dsl._record import replace
+from dsl.agent.background import become
 from dsl.agent.held_servers import HeldServers
+from dsl.agent.session import die_of_interrupt
 from dsl.errors import AutotuningError
-from dsl.tune.ds_config import encode, experiment_words, fingerprint, without_tuning
-from dsl.tune.ending import Ending, judge
-from dsl.tune.experiment import Experiment, Order, Result, Summary
-from dsl.tune.progress_bar import Progress
+from dsl.facts import this_machine
+from dsl.model.job import Notice
+from dsl.model.request import LEVELS, ElasticRequest, Request
+from dsl.report.speak import say
+from dsl.tune.config import (
+    AUTOTUNING,
+    encode,
+    fingerprint,
+    metric_keys,
+    without_tuning,
+)
+from dsl.tune.experiment import Ending, Experiment, Order, Result, Summary, judge
 from dsl.tune.results import Steps
-from dsl.tune.section import AUTOTUNING, metric_keys
-from dsl.tune.setup import Setup, SlotGroup, SlotPool, dsl_words
+from dsl.tune.search import count_configs, search
+from dsl.tune.setup import REPLACED, Setup, SlotGroup, SlotPool, UserWords, set_up
+from dsl.tune.show import Progress
 from dsl.tune.trials import Done, Runners
-from dsl.tune.tuning_folders import END, PATH_KEYS, Folders
+from dsl.tune.tuning_folders import END, OPTIMAL_COMMAND, OPTIMAL_CONFIG, PATH_KEYS, Folders
+
+COMMAND = "dsl"
+START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
+"""Python code of the command ``dsl``."""
+
+
+def tune(request: Request, user: UserWords, *, trains: bool) -> int:
+    """Find the best config, write it to a file, and train with it if ``trains``.
+
+    ``user`` has the words of the commands. Returns the exit code: 0 if there is a best config, 1 if not,
+    128 + the signal that ended the tuning. If it trains, this process becomes the training.
+
+    Raises:
+        DslError: something is wrong with the job, its config or a folder.
+    """
+    least = LEVELS[request.log_level]
+
+    def tell(notice: Notice) -> None:
+        if LEVELS[notice.level] >= least:
+            say(COMMAND, notice.line)
+
+    _own_process.fill_standard_streams()
+    _own_process.restore()
+    facts = this_machine()
+    request = replace(request, elastic=ElasticRequest())
+    setup, config, notices = set_up(request, user, facts)
+    for notice in notices:
+        tell(notice)
+    _begin(setup, config)  # raises before any folder is made if there is nothing to tune
+    folders = Folders(setup.section.results_dir, setup.section.exps_dir)
+    expected, is_quiet = count_configs(setup.section), least > LEVELS["info"]
+    progress = Progress(tell, setup.section, folders.results, setup.size, expected, is_quiet=is_quiet)
+    try:
+        if setup.section.overwrite and folders.is_finished():
+            folders.empty()
+        setup = keep_memory(setup, config, folders)
+        steps, batch = _begin(setup, config)
+        folders.mark(is_finished=False)
+        summary, signals = run_search(steps, batch, setup, folders, progress)
+        words = save_optimal(setup, summary.best, folders)
+        folders.mark(is_finished=not signals)
+        progress.finish(summary)
+    finally:
+        progress.pause()
+        folders.close()
+    if signals:
+        known = f"stopped; {folders.results_dir} has what is known"
+        again = join((COMMAND, *setup.words(user.without(), setup.program.args)))
+        say(COMMAND, f"{known}, and the same command goes on: {again}")
+        if signals[0] == signal.SIGINT:
+            die_of_interrupt()
+        return 128 + signals[0]
+    if not words:
+        why = f"no experiment ran well, see {folders.results_dir}"
+        say(COMMAND, f"error: {why}; the same command tries them again")
+        return 1
+    optimal = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
+    if trains:
+        tell(Notice("info", f"training with {optimal}"))
+        become((sys.executable, "-c", START_DSL, *words))
+    tell(Notice("info", f"best config: {optimal}, the command is in {OPTIMAL_COMMAND} there"))
+    return 0
+
+
+def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Steps[Summary], Sequence[Experiment]]:
+    """A search and its first experiments. Raises AutotuningError if there are none."""
+    steps = search(setup.section, config, setup.size)
+    try:
+        return steps, next(steps)
+    except StopIteration as end:
+        raise AutotuningError("; ".join(("nothing can be tried", *end.value.notes))) from None
+
+
+def keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -> Setup:
+    """The setup with the memory size that this tuning recorded at its start; a new tuning records it now."""
+    if setup.section.device_memory is not None:
+        return setup
+    size = setup.size
+    tuning = fingerprint(
+        without_tuning(config),
+        [setup.program.script, setup.script_digest, *setup.program.args],
+        list(setup.trial_words),
+        [size.nodes, size.slots_per_node, size.lanes, setup.device, setup.visible],
+    )
+    return replace(setup, size=replace(size, memory_bytes=folders.keep_memory(tuning, size.memory_bytes)))
+
+
+def run_search(
+    steps: Steps[Summary], batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
+) -> tuple[Summary, list[int]]:
+    """The result of the search, and the signals that have ended it."""
+    runners, held = Runners(), HeldServers()
+    tuner = Tuner(setup, folders, runners, held, progress)
+    try:
+        with runners:
+            summary = tuner.run(steps, batch)
+        tuner.listen()
+        return summary, tuner.signals
+    finally:
+        runners.close()
+        held.close()
+
+
+def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:
+    """Write the best config to its file, or remove an old one; return the command that trains with it."""
+    if best is None:
+        folders.forget_optimal()
+        return ()
+    config = without_tuning(best.config)
+    path = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
+    options = (*setup.user.without(*REPLACED), *setup.own_words())
+    words = setup.words(options, setup.args_for(config, path))
+    folders.save_optimal(config, join((COMMAND, *words)))
+    return words
+
 
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
 """Keys of the section that matter to an experiment; the other keys matter only to the search."""
@@ -134,15 +262,14 @@ class Tuner:
         setup = self._setup
         section = experiment.config[AUTOTUNING]
         assert isinstance(section, dict)
-        place = replace(setup.config, is_encoded=False)  # the config counts, not the place of its file
-        words = experiment_words(setup.args, place, experiment.config, "", setup.section)
+        words = setup.args_for(experiment.config, "")  # the config counts, not the place of its file
         return fingerprint(
             __version__,
             without_tuning(experiment.config),
             {key: section[key] for key in MEASURED if key in section},
             experiment.kind,
             experiment.repeat,
-            [setup.script, setup.script_digest, *words],
+            [setup.program.script, setup.script_digest, *words],
             list(setup.trial_words),
             [setup.size.nodes, setup.size.slots_per_node, setup.device],
         )
@@ -160,10 +287,11 @@ class Tuner:
         own = {**section, PATH_KEYS[experiment.kind]: folders.written(experiment)}
         config = {**experiment.config, AUTOTUNING: own}
         config_path = f"{folder}/ds_config.json"
-        args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
-        logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
+        has_logs = setup.request.output.each_rank_log is not None
+        logs = (f"--enable_each_rank_log={folder}/ranks",) if has_logs else ()
         options = (*setup.trial_words, *setup.start_words, *logs, *self._where(place))
-        words = dsl_words(options, setup.script, args)
+        args = setup.args_for(config, config_path, is_encoded=setup.config.is_encoded)
+        words = setup.words(options, args)
         exp = {
             "name": experiment.name,
             "ds_config": config,
