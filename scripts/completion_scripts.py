@@ -23,8 +23,8 @@ from dsl.cli import (
 )
 from dsl.cli.completion import ASKED
 from dsl.cli.help import without_sisters
-from dsl.cli.options import dashed
 from dsl.cli.parser import Parser
+from dsl.model.options import dashed
 
 if TYPE_CHECKING:
     import argparse

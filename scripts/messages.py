@@ -39,6 +39,7 @@ NOT_MESSAGES = (
     "cli/help.py",
     "cli/hints.py",
     "cli/options",
+    "model/options.py",
     "cli/top_screen.py",
     "doctor/",
 )

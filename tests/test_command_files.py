@@ -13,9 +13,9 @@ from scripts.command_files import SHARE, files, man_page, problems
 from scripts.completion_scripts import WRITERS, parsers
 
 from dsl._record import replace
-from dsl.cli.options import OURS, value
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.parser import Parser
+from dsl.model.options import OURS, value
 
 COMMANDS = sorted(path.name for path in (SHARE.parent.parent / "scripts").iterdir())
 

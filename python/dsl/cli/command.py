@@ -8,23 +8,18 @@ from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
-from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
 from dsl.lists import quote
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
+from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.model.request import (
     LEVELS,
-    DebugRequest,
     Level,
-    OutputRequest,
-    PlacementRequest,
     ProgramKind,
     Request,
     ShowRequest,
-    SignalRequest,
-    StartRequest,
 )
 from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
@@ -280,69 +275,13 @@ def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:
     return "module" if module else "program" if no_python else "script"
 
 
-def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputRequest:
-    """The request about output. ``own``: fields that only one of the commands has, or sets differently."""
-    fields: dict[str, Any] = {
-        "log_dir": options.log_dir or None,
-        "redirects": options.redirects or "",
-        "tee": options.tee or "",
-        "local_ranks": options.local_ranks_filter,
-        "stdout_words": options.duplicate_stdout_filters,
-        "stderr_words": options.duplicate_stderr_filters,
-        "tag": options.tag_output,
-        "collapse": options.collapse,
-        "partial_after_s": options.partial_after,
-        "stdin": options.stdin,
-        "max_bytes": options.log_max_size,
-    }
-    return OutputRequest(**{**fields, **own})
+def own_fields(options: Options | argparse.Namespace) -> dict[str, Any]:
+    """The fields that both commands take from several options."""
+    shows_devices = options.report_bindings or options.dry_run or options.dry_run_json
+    return {"placement": {"names_devices": shows_devices}, "log_level": log_level(options)}
 
 
-def placement_request(options: Options | argparse.Namespace, **own: Any) -> PlacementRequest:
-    """The request about devices, cores and memory. ``own``: fields that only one of the commands has."""
-    return PlacementRequest(
-        bind=options.bind,
-        memory=options.mem_policy,
-        strict=options.bind_strict,
-        names_devices=options.report_bindings or options.dry_run or options.dry_run_json,
-        **own,
-    )
-
-
-def common_fields(options: Options | argparse.Namespace) -> dict[str, Any]:
-    """The fields of a request that both commands take from the same options."""
-    return {
-        "start": _start_request(options),
-        "debug": DebugRequest(
-            options.debug or "", options.debug_port, options.debug_address, options.debug_wait
-        ),
-        "max_restarts": options.max_restarts,
-        "is_strict": options.strict,
-        "detaches": options.detach,
-        "stacks_on_failure": options.stacks_on_failure,
-        "hang_timeout_s": options.hang_timeout,
-        "hang_action": options.hang_action,
-        "events": options.events,
-        "metrics": options.metrics,
-    }
-
-
-def _start_request(options: Options | argparse.Namespace) -> StartRequest:
-    """The request about how workers are started."""
-    names = tuple([name.strip() for name in options.preload.split(",")]) if options.preload else ()
-    return StartRequest(
-        method=options.start_method,
-        preload=names,
-        warm_for_s=options.warm_for,
-        warm_memory=options.warm_memory,
-    )
-
-
-def signal_request(
-    options: Options | argparse.Namespace,
-    stop_words: str = DEFAULT_STOP,
-    forward_words: str = DEFAULT_FORWARD,
-) -> SignalRequest:
+def signal_fields(preempt_words: str, stop_words: str, forward_words: str) -> dict[str, Any]:
     """The meaning of each signal. A signal that the user names loses its default meaning.
 
     Raises:
@@ -351,9 +290,9 @@ def signal_request(
     """
     stop = parse_signals(stop_words, "--signals-to-handle", warnings=[])
     forward = parse_signals(forward_words, "--forward-signals", job_control="")
-    preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
+    preempt = parse_signals(preempt_words, "--preempt-signal")
     if len(preempt) > 1:
-        raise OptionError(f"--preempt-signal {options.preempt_signal!r}: name one signal")
+        raise OptionError(f"--preempt-signal {preempt_words!r}: name one signal")
     if forward_words != DEFAULT_FORWARD and stop_words == DEFAULT_STOP:
         stop = tuple([one for one in stop if one not in forward])
     if forward_words == DEFAULT_FORWARD:
@@ -366,14 +305,7 @@ def signal_request(
             f"{signal_name(min(twice))} is named for two meanings, of --signals-to-handle, --forward-signals "
             "and --preempt-signal"
         )
-    return SignalRequest(
-        stop=stop,
-        forward=forward,
-        preempt=preempt[0] if preempt else None,
-        preempt_grace_s=options.preempt_grace,
-        grace_s=options.grace,
-        scope=options.signal_scope,
-    )
+    return {"stop": stop, "forward": forward, "preempt": preempt[0] if preempt else None}
 
 
 def with_strictness(request: Request, environ: Mapping[str, str]) -> Request:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from dsl.cli.options import SHELLS
 from dsl.errors import DslError
 from dsl.lists import counted
+from dsl.model.options import SHELLS
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.observe.job_folders import JobFolders
 from dsl.observe.jobs import running_jobs

@@ -7,32 +7,24 @@ import sys
 
 from dsl.cli.command import (
     Command,
-    common_fields,
-    log_level,
-    output_request,
-    placement_request,
+    own_fields,
     program_kind,
     show_request,
-    signal_request,
+    signal_fields,
     with_strictness,
 )
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options, read_line
-from dsl.model.request import (
-    ElasticRequest,
-    MeetingRequest,
-    Program,
-    RemoteRequest,
-    Request,
-    ResourceRequest,
-    SignalRequest,
-)
+from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, count_or_none, request_of
+from dsl.model.request import Program
 from dsl.resources.filters import parse_num_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+
+    from dsl.model.request import Request
 
 COMMAND = Command("dsl")
 
@@ -81,82 +73,26 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:
-    """Make the request of the options; DeepSpeed's values for "not given" (-1, "None", "") become None.
+    """Make the request of the options.
 
     Raises:
         NumNodesError: MIN:MAX without elastic training.
+        OptionError: the value for signals makes no sense.
     """
-    return Request(
-        flavour="deepspeed",
-        program=Program(
-            program_kind(module=options.module, no_python=options.no_python, flag="--no_python"),
-            options.user_script,
-            tuple(options.user_args),
-            local_rank_option="" if options.no_local_rank else "--local_rank",
-        ),
-        resources=_resources(options),
-        meeting=MeetingRequest(
-            master_addr=options.master_addr or None,
-            master_port=options.master_port if options.master_port_given else None,
-            node_rank=None if options.node_rank == -1 else options.node_rank,
-        ),
-        remote=RemoteRequest(
-            launcher=options.launcher if options.launcher_given else None,
-            launcher_args=options.launcher_args,
-            no_ssh=options.no_ssh,
-            no_ssh_check=options.no_ssh_check,
-            force_multi=options.force_multi,
-            ssh_port=options.ssh_port,
-            venv_script=options.venv_script,
-            per_node=options.one_agent_per_node,
-            heartbeat_s=options.heartbeat,
-        ),
-        signals=_signals(options),
-        output=output_request(
-            options,
-            each_rank_log=None
-            if options.enable_each_rank_log in ("", "None")
-            else options.enable_each_rank_log,
-        ),
-        placement=placement_request(
-            options,
-            bind_cores_to_rank=options.bind_cores_to_rank,
-            core_list=options.bind_core_list,
-        ),
-        elastic=ElasticRequest(
-            autotuning=options.autotuning,
-            training=options.elastic_training,
-            min_nodes=_given(options.min_elastic_nodes),
-            max_nodes=_given(options.max_elastic_nodes),
-            wait_s=options.elastic_wait,
-        ),
-        log_level="error" if options.quiet else log_level(options),
-        save_pid=options.save_pid,
-        **common_fields(options),
+    program = Program(
+        program_kind(module=options.module, no_python=options.no_python, flag="--no_python"),
+        options.user_script,
+        tuple(options.user_args),
+        local_rank_option="" if options.no_local_rank else "--local_rank",
     )
-
-
-def _signals(options: Options | argparse.Namespace) -> SignalRequest:
-    """The meaning of the signals: the defaults, unless ``--preempt-signal`` is given. Raises OptionError."""
-    if options.preempt_signal:
-        return signal_request(options)
-    return SignalRequest(
-        grace_s=options.grace, preempt_grace_s=options.preempt_grace, scope=options.signal_scope
-    )
-
-
-def _resources(options: Options | argparse.Namespace) -> ResourceRequest:
     least, most = parse_num_nodes(str(options.num_nodes), options.elastic_training)
-    is_range = isinstance(options.num_nodes, str)
-    return ResourceRequest(
-        hostfile=options.hostfile,
-        include=options.include,
-        exclude=options.exclude,
-        min_nodes=least if is_range else _given(least),
-        max_nodes=most if is_range else None,
-        num_gpus=_given(options.num_gpus),
-    )
-
-
-def _given(count: int) -> int | None:
-    return None if count < 0 else count
+    own = own_fields(options)
+    if isinstance(options.num_nodes, str):
+        own["resources"] = {"min_nodes": least, "max_nodes": most}
+    else:
+        own["resources"] = {"min_nodes": count_or_none(least)}
+    if options.preempt_signal:  # without it the signals keep their usual meaning
+        own["signals"] = signal_fields(options.preempt_signal, DEFAULT_STOP, DEFAULT_FORWARD)
+    if options.quiet:
+        own["log_level"] = "error"
+    return request_of("deepspeed", program, COMMAND_LINE.options, vars(options), **own)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from dsl.cli.command import Command
-from dsl.cli.options import BadValueError, integer
 from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
 from dsl.elasticity.elasticity_config import ELASTICITY
 from dsl.errors import ElasticityConfigError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import quote
+from dsl.model.options import BadValueError, integer
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False

@@ -9,9 +9,9 @@ import sys
 from shutil import get_terminal_size
 
 from dsl import __version__
-from dsl.cli.options import DEEPSPEED, TORCHRUN, dashed
 from dsl.errors import UsageError
 from dsl.machine.this_process import can_move_cursor
+from dsl.model.options import DEEPSPEED, TORCHRUN, dashed
 from dsl.output.routes import may_colour
 from dsl.report.speak import show_text
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dsl.cli.options import DEEPSPEED, TORCHRUN, dashed
 from dsl.errors import OptionError
 from dsl.model.job import Notice
+from dsl.model.options import DEEPSPEED, TORCHRUN, dashed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dsl.cli.options import CommandLine, Origin
+    from dsl.model.options import CommandLine, Origin
 
 _NODES = "--nnodes, --node-rank and --master-addr, and start dslrun on each node"
 _DEVICES = "CUDA_VISIBLE_DEVICES for the devices, and --nproc-per-node for their number"

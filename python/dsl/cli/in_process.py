@@ -8,14 +8,14 @@ import sys
 from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request, with_strictness
-from dsl.cli.options import BadValueError, Option
 from dsl.cli.options_torch import COMMAND_LINE
-from dsl.cli.reader import Options
+from dsl.cli.reader import Options, complete
 from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
-from dsl.functions.config import LaunchConfig, refuse_nameless
+from dsl.functions.config import OPTION_NAMES, LaunchConfig, refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
 from dsl.lists import parse_number
+from dsl.model.options import BadValueError, Option
 from dsl.plan.flavours import TORCH
 from dsl.plan.meeting_point import STATIC, meeting_kind
 from dsl.plan.program import LOCAL_RANK_MACRO, worker_commands
@@ -78,20 +78,13 @@ def _refuse_process_matters(options: Options, command: str) -> None:
         raise UnsupportedError(f"detach: a program stays with its job, use the command {command}")
 
 
-_OPTIONS = {
-    "run_id": "rdzv_id", "numa_options": "numa_binding", "grace_s": "grace",
-    "partial_after_s": "partial_after", "hang_timeout_s": "hang_timeout", "warm_for_s": "warm_for",
-}  # fmt: skip
-"""Options whose names are not those of the fields of a `LaunchConfig`."""
-
-
 def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[str]]:
     """A config, a program and its arguments for the values, as torch's function of that name makes them."""
     options = _options(args)
     given = vars(options)
     least, most = torchrun.parse_nnodes(options.nnodes)
     fields: dict[str, Any] = {
-        name: given.get(_OPTIONS.get(name, name)) for name in LaunchConfig.__dataclass_fields__
+        name: given.get(OPTION_NAMES.get(name, name)) for name in LaunchConfig.__dataclass_fields__
     }
     fields.update(
         min_nodes=least,
@@ -152,7 +145,7 @@ def _options(args: argparse.Namespace) -> Options:
         if option.dest in given and not is_theirs:
             values[option.dest] = _value(option, given[option.dest])
     try:
-        values = COMMAND_LINE.complete(values, os.environ)
+        values = complete(COMMAND_LINE, values, os.environ)
     except BadValueError as error:
         raise OptionError(str(error)) from None
     return Options({**values, "log_level_given": False})  # a namespace does not tell

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dsl.cli.options import (
+from dsl.lists import parse_integer, quote
+from dsl.model.options import (
     COMMON,
     DEEPSPEED,
     OURS,
     BadValueError,
     CommandLine,
+    count_or_none,
     flag,
     integer,
     seconds,
+    text_or_none,
     unquoted,
     value,
 )
-from dsl.lists import parse_integer, quote
 from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LOG_LEVELS
 
 
@@ -31,13 +33,15 @@ _OPTIONS = {
         value(
             DEEPSPEED, "-H --hostfile", "PATH",
             "file of lines 'HOST slots=N'; without it the job runs on this machine", DEFAULT_HOSTFILE,
-            is_slip=True,
+            is_slip=True, into="resources.hostfile",
         ),
         value(
             DEEPSPEED, "-i --include", "FILTER", "use only HOST[:SLOT,...][@HOST...]", "", read=unquoted,
+            into="resources.include",
         ),
         value(
             DEEPSPEED, "-e --exclude", "FILTER", "use all but HOST[:SLOT,...][@HOST...]", "", read=unquoted,
+            into="resources.exclude",
         ),
         value(
             DEEPSPEED, "--num_nodes", "N",
@@ -45,81 +49,114 @@ _OPTIONS = {
         ),
         value(
             DEEPSPEED, "--num_gpus --num_accelerators", "N",
-            "workers on each host", -1, read=integer, is_slip=True,
+            "workers on each host", -1, read=integer, is_slip=True, into="resources.num_gpus",
+            make=count_or_none,
         ),
         value(
             DEEPSPEED, "--master_port", "PORT",
             "where the workers meet; another is chosen if the default is taken, 0 chooses always",
             # If the user writes the default, it counts as the user's choice.
             DEFAULT_MASTER_PORT, read=integer, given="master_port_given", is_slip=True,
+            into="meeting.master_port",
         ),
-        value(DEEPSPEED, "--master_addr", "ADDRESS", "address of the first host", "", is_slip=True),
+        value(
+            DEEPSPEED, "--master_addr", "ADDRESS", "address of the first host", "", is_slip=True,
+            into="meeting.master_addr",
+        ),
         flag(
             DEEPSPEED, "--elastic_training",
             "let hosts join and leave: the workers are started again on those that are there",
+            into="elastic.training",
         ),
         value(
             DEEPSPEED, "--min_elastic_nodes", "N",
             "with --elastic_training: run on so many hosts at least (default: 1)", -1, read=integer,
+            into="elastic.min_nodes", make=count_or_none,
         ),
         value(
             DEEPSPEED, "--max_elastic_nodes", "N",
             "with --elastic_training: run on so many at most; the others are spares (default: all)", -1,
-            read=integer,
+            read=integer, into="elastic.max_nodes", make=count_or_none,
         ),
         value(
             OURS, "--elastic-wait", "SECONDS",
             "with --elastic_training: wait so long for hosts when there are too few (default: 600)",
-            read=seconds,
+            read=seconds, into="elastic.wait_s",
         ),
         value(
             DEEPSPEED, "--autotuning", "",
             "look for the best config; run: train with it, too", "", choices=("tune", "run"),
+            into="elastic.autotuning",
         ),
     ),
     "several hosts": (
         flag(
             DEEPSPEED, "--no_ssh",
             "start only this host's workers; the same command runs on each host", is_slip=True,
+            into="remote.no_ssh",
         ),
         value(
-            DEEPSPEED, "--node_rank", "RANK", "with --no_ssh: place of this host, from 0", -1, read=integer
+            DEEPSPEED, "--node_rank", "RANK", "with --no_ssh: place of this host, from 0", -1, read=integer,
+            into="meeting.node_rank",
         ),
-        flag(DEEPSPEED, "--no_ssh_check", "do not try the hosts first"),
-        flag(DEEPSPEED, "--force_multi", "treat even one host as remote", is_slip=True),
+        flag(DEEPSPEED, "--no_ssh_check", "do not try the hosts first", into="remote.no_ssh_check"),
+        flag(
+            DEEPSPEED, "--force_multi", "treat even one host as remote", is_slip=True,
+            into="remote.force_multi",
+        ),
         value(
             DEEPSPEED, "--launcher", "ssh|pdsh|openmpi|mvapich|slurm|mpich|impi",
             "how hosts are reached (default: slurm in an allocation of Slurm, else pdsh if it is installed, "
             "else ssh)",
-            "pdsh", given="launcher_given",
+            "pdsh", given="launcher_given", into="remote.launcher",
         ),
-        value(DEEPSPEED, "--launcher_args", "WORDS", "more arguments for the launcher", "", is_text=True),
-        value(DEEPSPEED, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=integer),
-        value(DEEPSPEED, "--venv_script", "PATH", "script to source on each host first"),
-        flag(OURS, "--one-agent-per-node", "with MPI and Slurm: a task for each node, not for each rank"),
+        value(
+            DEEPSPEED, "--launcher_args", "WORDS", "more arguments for the launcher", "", is_text=True,
+            into="remote.launcher_args",
+        ),
+        value(
+            DEEPSPEED, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=integer,
+            into="remote.ssh_port",
+        ),
+        value(
+            DEEPSPEED, "--venv_script", "PATH", "script to source on each host first",
+            into="remote.venv_script",
+        ),
+        flag(
+            OURS, "--one-agent-per-node", "with MPI and Slurm: a task for each node, not for each rank",
+            into="remote.per_node",
+        ),
         value(
             OURS, "--heartbeat", "SECONDS",
             "silence after which a host counts as lost", DEFAULT_HEARTBEAT_S, read=seconds,
+            into="remote.heartbeat_s",
         ),
     ),
     "workers": (
         value(
             OURS, "--max-restarts", "N",
             "how often workers that failed are started again (default: 0; with --elastic_training 100)",
-            read=integer,
+            read=integer, into="max_restarts",
         ),
         flag(DEEPSPEED, "--module", "run the script as 'python -m' does"),
         flag(DEEPSPEED, "--no_python", "run the script itself, without python"),
         flag(DEEPSPEED, "--no_local_rank", "do not pass --local_rank=N to the script", is_slip=True),
         flag(
-            DEEPSPEED, "--bind_cores_to_rank", "give each worker its own cores and their memory", is_slip=True
+            DEEPSPEED, "--bind_cores_to_rank", "give each worker its own cores and their memory",
+            is_slip=True, into="placement.bind_cores_to_rank",
         ),
-        value(DEEPSPEED, "--bind_core_list", "LIST", "the cores to give, such as 0-27,32-59", is_slip=True),
+        value(
+            DEEPSPEED, "--bind_core_list", "LIST", "the cores to give, such as 0-27,32-59", is_slip=True,
+            into="placement.core_list",
+        ),
         value(
             DEEPSPEED, "--enable_each_rank_log", "DIR",
             "write the output of each worker to its own file here", "None", is_slip=True,
+            into="output.each_rank_log", make=text_or_none,
         ),
-        flag(DEEPSPEED, "--save_pid", "keep the pid of the supervisor in /tmp/PID.deepspeed"),
+        flag(
+            DEEPSPEED, "--save_pid", "keep the pid of the supervisor in /tmp/PID.deepspeed", into="save_pid",
+        ),
         value(
             DEEPSPEED, "--log_level", "",
             "how much dsl says about what it does", "info", choices=LOG_LEVELS, given="log_level_given",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import replace
-from dsl.cli.options import (
+from dsl.model.options import (
     COMMON,
     DEFAULT_FORWARD,
     DEFAULT_STOP,
@@ -35,15 +35,17 @@ _OPTIONS = {
         value(
             TORCHRUN, "--nproc-per-node", "N|auto|cpu|gpu",
             "workers on this node; also the name of a device", "1", read=unquoted, is_slip=True,
+            into="resources.nproc_per_node",
         ),
         value(
             TORCHRUN, "--node-rank", "RANK",
-            "place of this node among them, from 0", 0, read=integer, is_slip=True,
+            "place of this node among them, from 0", 0, read=integer, is_slip=True, into="meeting.node_rank",
         ),
-        value(TORCHRUN, "--role", "NAME", "what the workers are called", "default"),
+        value(TORCHRUN, "--role", "NAME", "what the workers are called", "default", into="role"),
         value(
             TORCHRUN, "--max-restarts", "N",
             "how often a group that failed is started again", 0, read=integer, is_slip=True,
+            into="max_restarts",
         ),
         value(
             TORCHRUN, "--monitor-interval", "SECONDS",
@@ -57,46 +59,59 @@ _OPTIONS = {
     "where to meet": (
         value(
             TORCHRUN, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1", read=unquoted,
-            is_slip=True,
+            is_slip=True, into="meeting.master_addr",
         ),
         value(
             TORCHRUN, "--master-port", "PORT",
             "port there; on one node a free one is chosen, on several it is 29500", read=integer,
-            is_slip=True,
+            is_slip=True, into="meeting.master_port",
         ),
-        value(TORCHRUN, "--local-addr", "ADDRESS", "address of this node", read=unquoted),
+        value(
+            TORCHRUN, "--local-addr", "ADDRESS", "address of this node", read=unquoted,
+            into="meeting.local_addr",
+        ),
         flag(
             TORCHRUN, "--standalone",
             "one node that meets nobody: a free port and an id of its own", is_slip=True,
+            into="meeting.standalone",
         ),
         value(
             TORCHRUN, "--rdzv-backend", "static|c10d|etcd|etcd-v2|NAME",
             "how nodes find each other; NAME: a backend that is registered with torch",
-            "static", read=unquoted, is_slip=True,
+            "static", read=unquoted, is_slip=True, into="meeting.backend",
         ),
         value(
             TORCHRUN, "--rdzv-endpoint", "HOST:PORT",
             "where the store is; with static the same as --master-addr and --master-port", "", read=unquoted,
-            is_slip=True,
+            is_slip=True, into="meeting.endpoint",
         ),
-        value(TORCHRUN, "--rdzv-id", "ID", "name of the job", "none", is_slip=True),
-        value(TORCHRUN, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", "", read=unquoted),
+        value(TORCHRUN, "--rdzv-id", "ID", "name of the job", "none", is_slip=True, into="meeting.run_id"),
+        value(
+            TORCHRUN, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", "", read=unquoted,
+            into="meeting.settings",
+        ),
     ),
     "workers": (
         flag(TORCHRUN, "-m --module", "run the script as 'python -m' does"),
         flag(TORCHRUN, "--no-python", "run the script itself, without python"),
         flag(TORCHRUN, "--run-path", "the same as without: a new interpreter runs the script"),
-        flag(TORCHRUN, "--virtual-local-rank", "each worker sees its own device alone, as number 0"),
+        flag(
+            TORCHRUN, "--virtual-local-rank", "each worker sees its own device alone, as number 0",
+            into="placement.virtual_local_rank",
+        ),
         value(
             TORCHRUN, "--numa-binding", "",
             "bind each worker to the cores beside its device",
-            choices=("node", "socket", "exclusive", "core-complex"),
+            choices=("node", "socket", "exclusive", "core-complex"), into="placement.numa_binding",
         ),
-        value(TORCHRUN, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs"),
+        value(
+            TORCHRUN, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs",
+            into="output.logs_specs",
+        ),
         value(
             TORCHRUN, "--log-line-prefix-template", "TEXT",
             "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
-            is_text=True,
+            is_text=True, into="output.template",
         ),
         value(TORCHRUN, "--event-log-handler", "NAME", "has no effect", "null"),
         value(

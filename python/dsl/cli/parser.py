@@ -16,15 +16,16 @@ from dsl.cli.help import (
     show_help,
     without_sisters,
 )
-from dsl.cli.options import SHELLS, BadValueError, is_free_text
+from dsl.cli.reader import complete, is_free_text, variables_of
 from dsl.lists import shorten
+from dsl.model.options import SHELLS, BadValueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any, NoReturn
 
-    from dsl.cli.options import CommandLine, Option
+    from dsl.model.options import CommandLine, Option
 
 
 MOST_TOLD = 5
@@ -104,7 +105,7 @@ class Parser(HelpParser):
         self._line, self._environ = line, environ or {}
         self._inherited: dict[str, str] = {}
         """Values of the last command line that are from the environment, each with its variable."""
-        for dest, variable in line.variables_of(self._environ).items():
+        for dest, variable in variables_of(line, self._environ).items():
             self.set_defaults(**{dest: f"{self._environ[variable]}, from {variable}"})  # for the help
         self._defaults_of_ours = {option.dest: self.get_default(option.dest) for option in line.options}
 
@@ -135,10 +136,10 @@ class Parser(HelpParser):
                 setattr(found, option.dest, _UNSAID)
         found, rest = super().parse_known_args(args, found)
         given = {name: value for name, value in vars(found).items() if value is not _UNSAID}
-        inherited = self._line.variables_of(self._environ)
+        inherited = variables_of(self._line, self._environ)
         self._inherited = {dest: name for dest, name in inherited.items() if dest not in given}
         try:
-            vars(found).update(self._line.complete(given, self._environ))
+            vars(found).update(complete(self._line, given, self._environ))
         except BadValueError as error:
             self.error(str(error))
         return found, rest

@@ -6,12 +6,14 @@ reads the same words. Whenever this reader accepts a command line, the parser gi
 
 from __future__ import annotations
 
-from dsl.cli.options import BadValueError, CommandLine, is_free_text
+from dsl.model.options import BadValueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
     from typing import Any
+
+    from dsl.model.options import CommandLine
 
 
 class Options:
@@ -71,9 +73,48 @@ def read_words(
             return None  # there is no script
         rest = list(words)
         given[line.rest] = rest[1:] if rest[:1] == ["--"] else rest
-        return Options(line.complete(given, environ))
+        return Options(complete(line, given, environ))
     except BadValueError:
         return None
+
+
+def variables_of(line: CommandLine, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set and hold defaults, by the names of the values."""
+    found = {dest: name for name, dest in line.variables if name in environ}
+    if line.prefix and any(name.startswith(line.prefix) for name in environ):
+        for option in line.options:
+            for name in option.names:
+                variable = line.prefix + name[2:].replace("-", "_").upper()
+                if name[:2] == "--" and variable in environ:
+                    found[option.dest] = variable
+    return found
+
+
+def complete(line: CommandLine, given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """All values: the given ones, those of the environment, and defaults. Raises `BadValueError`."""
+    variables = variables_of(line, environ)
+    values = dict(given)
+    for option in line.options:
+        dest = option.dest
+        if dest not in given and dest in variables:
+            try:
+                values[dest] = option.value_of(environ[variables[dest]])
+            except BadValueError as error:
+                raise BadValueError(f"{variables[dest]}: {error}") from None
+        if option.given:
+            values[option.given] = dest in values
+        values.setdefault(dest, option.default)
+    return values
+
+
+def is_free_text(word: str, known: Container[str]) -> bool:
+    """Whether a word that begins with a dash is the value of the free-text option before it.
+
+    Like argparse, it is a value if it has a blank and is no option with a value after ``=``. Unlike here,
+    argparse reads ``-t 7 -u 30`` as ``-t`` with a value, if there is a ``-t``. ``known``: the spellings of
+    all options.
+    """
+    return " " in word and word.partition("=")[0] not in known
 
 
 def _is_value(word: str) -> bool:

@@ -9,7 +9,6 @@ import sys
 from dsl.agent.rounds import plan_rounds, run_rounds
 from dsl.agent.session import SIGINT, die_of_interrupt
 from dsl.cli.command import Command
-from dsl.cli.options import BadValueError, integer
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
 from dsl.functions.signals import HandledSignals, SignalException
@@ -17,6 +16,7 @@ from dsl.launchers.base import Start
 from dsl.launchers.ssh import LONGEST_LINE, ssh_command
 from dsl.lists import LAST_PORT
 from dsl.machine.check import find_executable
+from dsl.model.options import BadValueError, integer
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.plan.hosts import read_hostfile
 from dsl.report.speak import flush_output

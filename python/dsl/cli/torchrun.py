@@ -7,13 +7,10 @@ import sys
 
 from dsl.cli.command import (
     Command,
-    common_fields,
-    log_level,
-    output_request,
-    placement_request,
+    own_fields,
     program_kind,
     show_request,
-    signal_request,
+    signal_fields,
     with_strictness,
 )
 from dsl.cli.options_torch import COMMAND_LINE, LOCAL_RANK_OPTIONS, command_line
@@ -21,7 +18,8 @@ from dsl.cli.reader import Options, read_line
 from dsl.errors import OptionError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, refuse_fallbacks
-from dsl.model.request import MeetingRequest, Program, Request, ResourceRequest
+from dsl.model.options import request_of
+from dsl.model.request import Program
 from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from dsl.cli.options import CommandLine
-    from dsl.model.request import OutputRequest
+    from dsl.model.options import CommandLine
+    from dsl.model.request import Request
 
 COMMAND = Command("dslrun")
 
@@ -110,38 +108,20 @@ def to_request(options: Options | argparse.Namespace) -> Request:
     Raises:
         OptionError: the value for nodes or signals is malformed, or options contradict each other.
     """
-    # The default is what nobody types: the user has said nothing about nodes.
-    least, most = (None, None) if options.nnodes == "1:1" else parse_nnodes(options.nnodes)
-    signals = signal_request(options, options.signals_to_handle, options.forward_signals)
+    own = own_fields(options)
+    if options.nnodes != "1:1":  # the default, which nobody types: the user has said nothing about nodes
+        least, most = parse_nnodes(options.nnodes)
+        own["resources"] = {"min_nodes": least, "max_nodes": most}
+    preempt, stop, forward = options.preempt_signal, options.signals_to_handle, options.forward_signals
+    own["signals"] = signal_fields(preempt or "", stop, forward)
     program = _program(options)
     if options.logs_specs is not None and (options.dry_run or options.dry_run_json):
         raise OptionError(
             "--dry-run cannot ask the plug-in of --logs-specs, which may make files, leave one of them out"
         )
-    return Request(
-        flavour="torch",
-        program=program,
-        resources=ResourceRequest(min_nodes=least, max_nodes=most, nproc_per_node=options.nproc_per_node),
-        meeting=MeetingRequest(
-            master_addr=options.master_addr,
-            master_port=options.master_port,
-            node_rank=options.node_rank,
-            local_addr=options.local_addr,
-            backend=options.rdzv_backend,
-            endpoint=options.rdzv_endpoint,
-            run_id=options.rdzv_id,
-            settings=options.rdzv_conf,
-            standalone=options.standalone,
-        ),
-        signals=signals,
-        output=_output(options),
-        placement=placement_request(
-            options, numa_binding=options.numa_binding, virtual_local_rank=options.virtual_local_rank
-        ),
-        role=options.role,
-        log_level=log_level(options),
-        **common_fields(options),
-    )
+    if options.log_dir == os.devnull:  # torchrun's way to ask for no log files
+        own["output"] = {"log_dir": None, "redirects": "", "tee": ""}
+    return request_of("torch", program, COMMAND_LINE.options, vars(options), **own)
 
 
 def _program(options: Options | argparse.Namespace) -> Program:
@@ -157,15 +137,6 @@ def _program(options: Options | argparse.Namespace) -> Program:
         tuple(options.training_script_args),
         local_rank_option=LOCAL_RANK_OPTIONS[local_rank_arg],
     )
-
-
-def _output(options: Options | argparse.Namespace) -> OutputRequest:
-    template, logs_specs = options.log_line_prefix_template, options.logs_specs
-    if options.log_dir == os.devnull:  # torchrun's way to ask for no log files
-        return output_request(
-            options, log_dir=None, redirects="", tee="", template=template, logs_specs=logs_specs
-        )
-    return output_request(options, template=template, logs_specs=logs_specs)
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:

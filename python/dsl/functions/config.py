@@ -9,33 +9,20 @@ import sys
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, parse_integer, parse_number, shorten
-from dsl.model.request import (
-    DEFAULT_DEBUG_ADDRESS,
-    DEFAULT_DEBUG_PORT,
-    DEFAULT_PARTIAL_S,
-    LEAST_HANG_S,
-    DebugRequest,
-    MeetingRequest,
-    OutputRequest,
-    PlacementRequest,
-    Request,
-    ResourceRequest,
-    SignalRequest,
-    StartRequest,
-)
+from dsl.lists import BEYOND, parse_integer, parse_number, shorten
+from dsl.model.options import COMMON, SECONDS, request_of
+from dsl.model.request import DEFAULT_DEBUG_ADDRESS, DEFAULT_DEBUG_PORT, DEFAULT_PARTIAL_S
 from dsl.output.routes import TEMPLATE_VARIABLE
 from dsl.plan.meeting_point import STATIC, STATIC_RUN_ID
 from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
-    from dsl.model.request import Program
+    from dsl.model.request import Program, Request
 
-"""Nodes with fixed places compare the name of their job, so no node can make up a random name."""
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30
 """Seconds that torch waits after a stop signal."""
@@ -76,22 +63,15 @@ class LaunchConfig:
     after 2.15).
 
     start_method: ``forkserver`` imports once and forks the workers; ``warm`` also keeps what was imported for
-    the next launch, of any process, for warm_for_s seconds (None: 600), unless all that is kept needs more
-    than warm_memory bytes (None: 8 GiB); the other methods start an interpreter for each worker.
+    the next launch, of any process; the other methods start an interpreter for each worker.
 
-    Only in dsl: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts
-    of it, too), local_ranks_filter (local ranks whose output is shown), partial_after_s (seconds after which
-    an unfinished line is shown; None: never), grace_s (shutdown_timeout with fractions), signal_scope (who
-    hears the stop first: ``"rank"``, the worker alone, or ``"group"``, its process group; None: the worker of
-    a function, and the group of a program), env (more variables for the workers), preload (modules that a
-    fork server imports; empty: the imports of the function's module), debug (ranks that run under debugpy:
-    ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks
-    use the next ports), debug_address (where the debugged workers listen), debug_wait (each worker waits
-    until a debugger has attached to it), stacks_on_failure (when a worker fails, report what the others do
-    before they are stopped), hang_timeout_s (the job hangs if no rank makes progress for so many seconds;
-    None: nobody watches), hang_action (what follows: ``"report"``, ``"stop"`` or ``"restart"``), events (a
-    file to which what happens to the job is appended, docs/events.md), metrics (``"[HOST:]PORT"`` or a
-    file: where Prometheus finds figures of the job).
+    Only in dsl: env (more variables for the workers), grace_s (shutdown_timeout with fractions), and options
+    of ``dslrun`` that count here, too (docs/functions.md): log_dir, redirects and tee (stream maps such as
+    ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts of it, too), local_ranks_filter, partial_after_s (None:
+    never), signal_scope (None: the worker of a function, and the process group of a program), preload (empty:
+    the imports of the function's module), warm_for_s, warm_memory, debug (``"all"``, ``"0,2-3"`` or a
+    collection of ranks), debug_port, debug_address, debug_wait, stacks_on_failure, hang_timeout_s,
+    hang_action, events, metrics.
 
     Gone, and refused unless they have their defaults: prewarm, fork_server_per, import_throttle.
     """
@@ -165,6 +145,20 @@ class LaunchConfig:
         _check_values(self)
 
 
+OPTION_NAMES = {
+    "run_id": "rdzv_id", "numa_options": "numa_binding", "grace_s": "grace",
+    "partial_after_s": "partial_after", "hang_timeout_s": "hang_timeout", "warm_for_s": "warm_for",
+}  # fmt: skip
+"""Options whose names are not those of the fields of a `LaunchConfig`."""
+_COMMON = {option.dest: option for group in COMMON.values() for option in group}
+ROWS = {
+    name: _COMMON[OPTION_NAMES.get(name, name)]
+    for name in LaunchConfig.__dataclass_fields__
+    if OPTION_NAMES.get(name, name) in _COMMON
+}
+"""The fields that mean what an option of both commands means."""
+
+
 def to_request(config: LaunchConfig, program: Program, source: str = "") -> Request:
     """The request of a config; ``program`` is what to start, ``source`` the file of a function's module.
 
@@ -176,52 +170,44 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
 
     _check_values(config)
     _check_nodes(config)
-    debug = _debug(config)
-    if debug.ranks and program.kind != "call":
+    if config.debug and program.kind != "call":
         raise UnsupportedError(
-            f"debug {debug.ranks!r}: {program.name} is a program, and only functions run under a debugger "
-            "here; dslrun --debug debugs a script"
+            f"debug {_ranks(config.debug)!r}: {program.name} is a program, and only functions run under a "
+            "debugger here; dslrun --debug debugs a script"
         )
     least, most = config.min_nodes, config.max_nodes
     is_dynamic = most > 1 and config.rdzv_backend != STATIC
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
-    return Request(
-        flavour="functions",
-        program=program,
-        resources=ResourceRequest(min_nodes=least, max_nodes=most, nproc_per_node=str(config.nproc_per_node)),
-        meeting=MeetingRequest(
-            node_rank=_node_rank(config) if most > 1 and not is_dynamic else 0,
-            local_addr=config.local_addr,
-            backend=STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
-            endpoint=config.rdzv_endpoint if is_static or is_dynamic else "",
-            settings=_settings(config) if most > 1 else "",
-            run_id=config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else str(uuid4())),
-        ),
-        signals=SignalRequest(
-            stop=_signals(config.signals_to_handle),
-            grace_s=_grace_s(config),
-            scope=config.signal_scope,  # type: ignore[arg-type]  # it was checked
-        ),
-        output=_output(config),
-        placement=PlacementRequest(
-            numa_binding=_numa_mode(config.numa_options), virtual_local_rank=config.virtual_local_rank
-        ),
-        start=StartRequest(
-            method=config.start_method,  # type: ignore[arg-type]  # it was checked
-            preload=tuple(config.preload.split(",") if isinstance(config.preload, str) else config.preload),
-            source=source,
-            warm_for_s=config.warm_for_s,
-            warm_memory=config.warm_memory,
-        ),
-        debug=debug,
+    values = {option.dest: getattr(config, name) for name, option in ROWS.items()}
+    texts = {name: as_text(values[name]) for name, as_text in _AS_TEXT.items()}
+    return request_of(
+        "functions",
+        program,
+        ROWS.values(),
+        {**values, **texts},
+        resources={"min_nodes": least, "max_nodes": most, "nproc_per_node": str(config.nproc_per_node)},
+        meeting={
+            "node_rank": _node_rank(config) if most > 1 and not is_dynamic else 0,
+            "local_addr": config.local_addr,
+            "backend": STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
+            "endpoint": config.rdzv_endpoint if is_static or is_dynamic else "",
+            "settings": _settings(config) if most > 1 else "",
+            "run_id": config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else str(uuid4())),
+        },
+        signals={"stop": _signals(config.signals_to_handle), "grace_s": _grace_s(config)},
+        output={
+            "template": config.log_line_prefix_template or "",
+            "stdin": "none",
+            "logs_specs": config.logs_specs,
+        },
+        placement={
+            "numa_binding": _numa_mode(config.numa_options),
+            "virtual_local_rank": config.virtual_local_rank,
+        },
+        start={"source": source},
         max_restarts=config.max_restarts,
         role=config.role,
         env=tuple(_variables(config).items()),
-        stacks_on_failure=config.stacks_on_failure,
-        hang_timeout_s=config.hang_timeout_s,
-        hang_action=config.hang_action,  # type: ignore[arg-type]  # it was checked
-        events=config.events,
-        metrics=config.metrics,
     )
 
 
@@ -230,39 +216,8 @@ def _variables(config: LaunchConfig) -> Mapping[str, str]:
     return {**config.env, TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else config.env
 
 
-def _output(config: LaunchConfig) -> OutputRequest:
-    return OutputRequest(
-        log_dir=config.log_dir,
-        redirects=_streams(config.redirects),
-        tee=_streams(config.tee),
-        local_ranks=",".join(map(str, config.local_ranks_filter or ())),
-        stdout_words=_words(config.duplicate_stdout_filters),
-        stderr_words=_words(config.duplicate_stderr_filters),
-        template=config.log_line_prefix_template or "",
-        partial_after_s=config.partial_after_s,
-        stdin="none",
-        logs_specs=config.logs_specs,
-    )
-
-
-WORDS = {
-    "start_method": ("spawn", "fork", "forkserver", "warm"),
-    "hang_action": ("report", "stop", "restart"),
-    "signal_scope": ("rank", "group", None),
-}
 GONE = {"prewarm": False, "fork_server_per": "node", "import_throttle": None}
 """Fields of earlier versions, and the values that ask for nothing."""
-BOUNDS = {
-    "max_restarts": (0, BEYOND - 1),
-    "partial_after_s": (0, MOST_SECONDS),
-    "debug_port": (1, LAST_PORT),
-    "grace_s": (0, MOST_SECONDS),
-    "hang_timeout_s": (LEAST_HANG_S, MOST_SECONDS),
-    "shutdown_timeout": (0, MOST_SECONDS),
-    "warm_for_s": (0, MOST_SECONDS),
-    "warm_memory": (1, 1 << 50),
-}
-"""The least and the most that a number may be. None is for launch and defaults to decide."""
 
 
 def _check_values(config: LaunchConfig) -> None:
@@ -270,36 +225,35 @@ def _check_values(config: LaunchConfig) -> None:
     least, most = config.min_nodes, config.max_nodes
     if not 1 <= least <= most:
         raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
-    for name, words in WORDS.items():
-        value = getattr(config, name)
-        if value not in words:
-            raise OptionError(f"{name} {value!r}: expected one of {', '.join(filter(None, words))}")
     for name, default in GONE.items():
         if (value := getattr(config, name)) != default:
             instead = "use start_method 'forkserver' or 'warm': all workers share one import"
             raise OptionError(f"{name} {value!r} is gone, {instead}")
-    for name, (smallest, largest) in BOUNDS.items():
+    for name, option in ROWS.items():
         value = getattr(config, name)
-        if value is not None and not smallest <= value <= largest:
-            raise OptionError(f"{name} {value}: it must be {smallest} to {largest}")
-    _debug(config)
+        words = [word for word in option.choices or () if word != "auto"]  # that is for scripts
+        if words and value not in words and (value is not None or option.default is not None):
+            raise OptionError(f"{name} {value!r}: expected one of {', '.join(words)}")
+    bounds = {name: option.bounds for name, option in ROWS.items()}
+    for name, between in {**bounds, "max_restarts": (0, BEYOND - 1), "shutdown_timeout": SECONDS}.items():
+        value = getattr(config, name)
+        if between is not None and value is not None and not between[0] <= value <= between[1]:
+            raise OptionError(f"{name} {value}: it must be {between[0]} to {between[1]}")
+    _check_debug(config.debug)
     _signals(config.signals_to_handle)
 
 
-def _debug(config: LaunchConfig) -> DebugRequest:
-    """Which workers run under a debugger. Raises OptionError."""
-    given = config.debug
-    ranks = given if isinstance(given, str) else ",".join(map(str, given))
-    if ranks:
+def _check_debug(given: str | Collection[int]) -> None:
+    """Refuse what names no workers to debug. Raises OptionError."""
+    if given:
         from dsl.plan.debugging import debug_ranks
 
         try:
-            debug_ranks(ranks)
+            debug_ranks(_ranks(given))
         except OptionError:
             raise OptionError(
                 f"debug {given!r}: expected ranks such as '1', '0,2-3' or [0, 2], or 'all'"
             ) from None
-    return DebugRequest(ranks, config.debug_port, config.debug_address, config.debug_wait)
 
 
 def _check_nodes(config: LaunchConfig) -> None:
@@ -375,6 +329,26 @@ def _streams(value: str | int | Mapping[int, int]) -> str:
 
 def _words(words: Collection[str] | None) -> str:
     return ",".join([word.replace(",", ",,") for word in words or ()])
+
+
+def _ranks(ranks: str | Collection[int] | None) -> str:
+    return ranks if isinstance(ranks, str) else ",".join(map(str, ranks or ()))
+
+
+def _modules(names: str | Collection[str]) -> str:
+    return names if isinstance(names, str) else ",".join(names)
+
+
+_AS_TEXT: dict[str, Callable[[Any], str]] = {
+    "redirects": _streams,
+    "tee": _streams,
+    "local_ranks_filter": _ranks,
+    "duplicate_stdout_filters": _words,
+    "duplicate_stderr_filters": _words,
+    "debug": _ranks,
+    "preload": _modules,
+}
+"""What makes of the value of a field the text that the option has on the command line."""
 
 
 def _signals(text: str, warnings: list[str] | None = None) -> tuple[int, ...]:

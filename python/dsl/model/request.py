@@ -2,7 +2,7 @@
 
 None means "not said". A value stays as the user wrote it if its grammar needs facts about the job or the
 machine. The front end has already refused values that are wrong by themselves. A field without a line of
-documentation is the value of the option with that name, whose help says what it means.
+documentation is the value of the option whose row names it (`dsl.model.options`), whose help says what it is.
 """
 
 from __future__ import annotations
@@ -91,17 +91,12 @@ class MeetingRequest(Record):
 
     master_addr: str | None = None
     master_port: int | None = None
-    """Port there; 0: any free one."""
     node_rank: int | None = None
     local_addr: str | None = None
     backend: str = "static"
-    """Word of ``--rdzv-backend``."""
     endpoint: str = ""
-    """``HOST:PORT`` or ``HOST``."""
     run_id: str = ""
-    """The user's name of the job."""
     settings: str = ""
-    """Settings of the backend, ``KEY=VALUE,...``."""
     standalone: bool = False
 
 
@@ -116,9 +111,7 @@ class RemoteRequest(Record):
     ssh_port: int | None = None
     venv_script: str | None = None
     per_node: bool = False
-    """Start one agent per node even with launchers that start one task for each rank."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
-    """Seconds of silence after which a host counts as lost."""
 
 
 class SignalRequest(Record):
@@ -131,9 +124,7 @@ class SignalRequest(Record):
     preempt: Signal | None = None
     """The signal by which a scheduler announces the end."""
     preempt_grace_s: Seconds | None = None
-    """Seconds between the preempt signal and SIGKILL; None: as ``grace_s``."""
     grace_s: Seconds = DEFAULT_GRACE_S
-    """Seconds between the stop signal and SIGKILL."""
     scope: SignalScope | None = None
 
 
@@ -142,25 +133,17 @@ class OutputRequest(Record):
 
     log_dir: str | None = None
     each_rank_log: str | None = None
-    """Directory of DeepSpeed's files, one for each rank."""
     redirects: str = ""
     tee: str = ""
     local_ranks: str = ""
-    """Comma list of the local ranks that the console shows."""
     stdout_words: str = ""
-    """Comma list of words; lines of stdout with one of them are copied."""
     stderr_words: str = ""
-    """The same for stderr."""
     tag: str = "auto"
-    """``auto``, ``always`` or ``never``: rank before each line."""
     template: str = ""
-    """Prefix template with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``."""
     collapse: bool = False
     partial_after_s: Seconds | None = DEFAULT_PARTIAL_S
-    """Seconds without output after which an unfinished line is shown, if not on a terminal; None: never."""
     stdin: str = ""
     max_bytes: int | None = None
-    """Cap of each log file, in bytes."""
     logs_specs: str | None = None
 
 
@@ -168,16 +151,13 @@ class PlacementRequest(Record):
     """What the user asked for about devices, CPUs and memory of the workers."""
 
     bind: str = "none"
-    """``auto`` or ``none``."""
     memory: str | None = None
     """A memory policy or ``none``; None: the binding's own."""
     strict: bool = False
-    """Refuse less than what ``auto`` stands for."""
     names_devices: bool = False
     """The device of each worker is to be shown."""
     bind_cores_to_rank: bool = False
     core_list: str | None = None
-    """The cores of that binding."""
     numa_binding: str | None = None
     virtual_local_rank: bool = False
 
@@ -195,30 +175,21 @@ class StartRequest(Record):
     """What the user asked for about how workers are started."""
 
     method: StartMethod = "spawn"
-    """``spawn``: each is executed; ``forkserver``: each is forked by a process that has imported what they
-    need; ``warm``: such a process stays for the next job; ``auto``: whichever fits; ``fork``: torch's word,
-    here the same as ``spawn``."""
     preload: tuple[str, ...] = ()
     """Modules that a fork server imports; empty: the installed modules that the script itself imports."""
     source: str = ""
     """File to search for these imports; empty: the script."""
     warm_for_s: Seconds | None = None
-    """How long a warm fork server stays after its last job; None: the default."""
     warm_memory: int | None = None
-    """Bytes that all warm fork servers of the user may use; None: the default."""
 
 
 class DebugRequest(Record):
     """Which workers run under debugpy, and where a debugger attaches to them."""
 
     ranks: str = ""
-    """``all``, or a list of ranks such as ``0,2-3``; empty: none."""
     port: Port = DEFAULT_DEBUG_PORT
-    """Port of local rank 0 on each node; other local ranks have the ports after it."""
     address: str = DEFAULT_DEBUG_ADDRESS
-    """Address at which these workers listen."""
     waits: bool = False
-    """Each of these workers begins only when a debugger has attached to it."""
 
 
 class ElasticRequest(Record):
@@ -226,13 +197,9 @@ class ElasticRequest(Record):
 
     autotuning: str = ""
     training: bool = False
-    """Nodes may join and leave."""
     min_nodes: int | None = None
-    """The least number of nodes."""
     max_nodes: int | None = None
-    """The greatest number of nodes."""
     wait_s: float | None = None
-    """Seconds that the job waits for hosts when there are too few."""
 
 
 class Request(Record):
@@ -260,14 +227,10 @@ class Request(Record):
     is_strict: bool = False
     """Fallbacks are errors, see `dsl.model.job.refuse_fallbacks`."""
     detaches: bool = False
-    """The command goes to the background."""
     stacks_on_failure: bool = False
-    """When a worker fails, look at what the others execute before they are stopped."""
     hang_timeout_s: float | None = None
-    """Seconds without any progress after which the job counts as hanging; None: nobody watches."""
     hang_action: HangAction = "report"
     events: str | None = None
-    """File for the events of the job; None: they are not recorded."""
     metrics: str | None = None
     """Where the figures of the job are shown, as `dsl.plan.outputs.read_target` reads it; None: nowhere."""
 

@@ -12,7 +12,6 @@ from tests.support.machine import make_facts
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed
-from dsl.cli.options import Option
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.control.messages import TO_AGENT, Assignment, message_from_bytes, message_to_bytes
 from dsl.errors import UnsupportedError
@@ -21,6 +20,7 @@ from dsl.launchers.base import Agents, Start
 from dsl.launchers.table import TABLE, each_host
 from dsl.model.job import Job, Meeting
 from dsl.model.node import NodePlan
+from dsl.model.options import Option
 from dsl.model.outcome import Membership
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS
 from dsl.plan.job import JobPlan, plan_job

@@ -9,11 +9,11 @@ import pytest
 from tests.support.launches import without_engine
 
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
-from dsl.cli.options import Option, unquoted
 from dsl.errors import UsageError
 from dsl.functions import LaunchConfig, elastic_launch
 from dsl.lists import MOST_WORKERS
 from dsl.model.node import NodePlan
+from dsl.model.options import Option, unquoted
 
 FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
 LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli.options import byte_size
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.parser import Parser
+from dsl.model.options import byte_size
 
 if TYPE_CHECKING:
     import argparse

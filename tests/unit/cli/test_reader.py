@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-    from dsl.cli.options import CommandLine, Option
+    from dsl.model.options import CommandLine, Option
 
 ROOT = Path(__file__).parents[3]
 LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}

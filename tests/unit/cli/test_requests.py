@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
-from dsl.cli.options import CommandLine, Option
+from dsl.model.options import CommandLine, Option
 from dsl.model.request import (
     ElasticRequest,
     MeetingRequest,

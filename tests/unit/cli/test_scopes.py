@@ -11,11 +11,11 @@ from tests.support.machine import make_facts
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
-from dsl.cli.options import CommandLine, Option
 from dsl.errors import UnsupportedError
 from dsl.facts import Facts
 from dsl.model.codec import from_plain, to_plain
 from dsl.model.job import Job
+from dsl.model.options import CommandLine, Option
 from dsl.plan.job import JobPlan, plan_job
 
 FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli.options import COMMON
 from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.parser import Parser
 from dsl.cli.reader import read_words
 from dsl.cli.torchrun import parse_args
+from dsl.model.options import COMMON
 
 PARSER = Parser(COMMAND_LINE)
 ACTIONS = [PARSER.option(one.names[0]) for one in COMMAND_LINE.options]

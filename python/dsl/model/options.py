@@ -1,25 +1,36 @@
 """The options of both commands as data: the columns of the table, and the rows that both commands share.
 
 `dsl.cli.options_deepspeed` and `dsl.cli.options_torch` have the other rows. Every launch imports the table,
-so it needs only records. `dsl.cli.reader` and `dsl.cli.parser` read it.
+so it needs only records. `dsl.cli.reader` and `dsl.cli.parser` read it; `request_of` fills a request by it.
 """
 
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.lists import MOST_DIGITS, MOST_SECONDS, parse_integer, parse_seconds, parse_size, quote
+from dsl.lists import (
+    LAST_PORT,
+    MOST_DIGITS,
+    MOST_SECONDS,
+    parse_integer,
+    parse_seconds,
+    parse_size,
+    quote,
+)
 from dsl.model.request import (
     DEFAULT_DEBUG_ADDRESS,
     DEFAULT_DEBUG_PORT,
     DEFAULT_GRACE_S,
     DEFAULT_PARTIAL_S,
     LEAST_HANG_S,
+    Request,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Literal, TypeAlias
+
+    from dsl.model.request import FlavourName, Program
 
     Origin: TypeAlias = Literal["deepspeed", "torchrun", "dsl"]
 
@@ -37,6 +48,10 @@ SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 SMALLEST_LOG = 64 * 1024
 LARGEST_LOG = 1 << 50
+SECONDS = (0, MOST_SECONDS)
+PORTS = (1, LAST_PORT)
+UNSAID = (None, "", -1, "None")
+"""Defaults that say nothing: the field of the request keeps its own default."""
 
 
 class BadValueError(Exception):
@@ -81,6 +96,12 @@ class Option(Record):
     """The value if the user writes none; a written value must then follow ``=``. None: it needs a value."""
     is_text: bool = False
     """The value is free text, which may begin with a dash."""
+    into: str = ""
+    """The field of a `Request` that it fills, such as ``output.tag``; empty: each front end reads it."""
+    make: Callable[[Any], Any] | None = None
+    """Makes what the field gets of the value; None: the field gets the value."""
+    bounds: tuple[float, float] | None = None
+    """The least and the most that the number in a `LaunchConfig` may be."""
 
     def value_of(self, text: str) -> Any:
         """The value of a word, which is one of the choices if there are any. Raises `BadValueError`."""
@@ -115,47 +136,40 @@ class CommandLine(Record):
         """All options, in the order of the help."""
         return tuple([one for group in self.groups.values() for one in group])
 
-    def variables_of(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables that are set and hold defaults, by the names of the values."""
-        found = {dest: name for name, dest in self.variables if name in environ}
-        if self.prefix and any(name.startswith(self.prefix) for name in environ):
-            for option in self.options:
-                for name in option.names:
-                    variable = self.prefix + name[2:].replace("-", "_").upper()
-                    if name[:2] == "--" and variable in environ:
-                        found[option.dest] = variable
-        return found
-
-    def complete(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-        """All values: the given ones, those of the environment, and defaults. Raises `BadValueError`."""
-        variables = self.variables_of(environ)
-        values = dict(given)
-        for option in self.options:
-            dest = option.dest
-            if dest not in given and dest in variables:
-                try:
-                    values[dest] = option.value_of(environ[variables[dest]])
-                except BadValueError as error:
-                    raise BadValueError(f"{variables[dest]}: {error}") from None
-            if option.given:
-                values[option.given] = dest in values
-            values.setdefault(dest, option.default)
-        return values
-
     @property
     def slips(self) -> tuple[str, ...]:
         """Long spellings of the options that are most likely a mistake after the script."""
         return tuple([name for one in self.options if one.is_slip for name in one.names if name[:2] == "--"])
 
 
-def is_free_text(word: str, known: Container[str]) -> bool:
-    """Whether a word that begins with a dash is the value of the free-text option before it.
+def request_of(
+    flavour: FlavourName,
+    program: Program,
+    options: Iterable[Option],
+    values: Mapping[str, Any],
+    **own: Any,
+) -> Request:
+    """The request of these values, by their options.
 
-    Like argparse, it is a value if it has a blank and is no option with a value after ``=``. Unlike here,
-    argparse reads ``-t 7 -u 30`` as ``-t`` with a value, if there is a ``-t``. ``known``: the spellings of
-    all options.
+    ``own``: fields that no single option fills, by the name of their part, such as
+    ``signals={"stop": (15,)}``, and fields of the request itself.
     """
-    return " " in word and word.partition("=")[0] not in known
+    parts: dict[str, dict[str, Any]] = {"": {}}
+    for option in options:
+        if option.into and option.dest in values:
+            value = values[option.dest]
+            if values[option.given] if option.given else value not in UNSAID or value != option.default:
+                part, _, name = option.into.rpartition(".")
+                fields = parts.setdefault(part, {})
+                fields[name] = value if option.make is None else option.make(value)
+    for name, value in own.items():
+        if isinstance(value, dict):
+            parts.setdefault(name, {}).update(value)
+        else:
+            parts[""][name] = value
+    top = parts.pop("")
+    made = {part: type(getattr(Request, part))(**fields) for part, fields in parts.items()}
+    return Request(flavour, program, **made, **top)
 
 
 def dashed(name: str) -> str:
@@ -171,13 +185,14 @@ def switch(text: str) -> bool:
     return bool(number)
 
 
-def flag(origin: Origin, names: str, text: str, *, is_slip: bool = False) -> Option:
+def flag(origin: Origin, names: str, text: str, *, is_slip: bool = False, into: str = "") -> Option:
     """An option without a value. ``names``: spellings, between blanks. ``text``: its line of the help."""
     words = _spellings(names)
     # By position, which is faster: a launch makes dozens of options.
     return Option(
-        origin, words, _dest(words), "", text, True, False, switch, None, (), "", is_slip, None, False
-    )
+        origin, words, _dest(words), "", text, True, False, switch, None, (), "", is_slip, None, False, into,
+        None, None,
+    )  # fmt: skip
 
 
 def value(
@@ -194,12 +209,15 @@ def value(
     is_slip: bool = False,
     bare: str | None = None,
     is_text: bool = False,
+    into: str = "",
+    make: Callable[[Any], Any] | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> Option:
     """An option with a value. ``names``: spellings, separated by blanks. ``text``: its line of the help."""
     words = _spellings(names)
     return Option(
         origin, words, _dest(words), metavar, text, False, default, read, choices, own_names, given, is_slip,
-        bare, is_text,
+        bare, is_text, into, make, bounds,
     )  # fmt: skip
 
 
@@ -285,6 +303,21 @@ def _not_numa(text: str) -> str:
     return text
 
 
+def text_or_none(text: str) -> str | None:
+    """A text; None if it is empty."""
+    return text or None
+
+
+def count_or_none(count: int) -> int | None:
+    """A number; None if it is negative, which stands for "not given" in DeepSpeed."""
+    return None if count < 0 else count
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a list."""
+    return tuple([name.strip() for name in text.split(",")])
+
+
 _STREAMS = filled("0, 1, 2 or 3, or a list such as 0:1,12:3")
 
 COMMON = {
@@ -292,20 +325,21 @@ COMMON = {
         value(
             TORCHRUN, "--grace --shutdown-timeout", "SECONDS",
             "time between asking the workers to stop and killing them", DEFAULT_GRACE_S, read=seconds,
-            own_names=("--grace",),
+            own_names=("--grace",), into="signals.grace_s", bounds=SECONDS,
         ),
         value(
             OURS, "--preempt-signal", "SIGNAL",
             "signal by which a scheduler announces the end: passed on, for a checkpoint",
         ),
         value(
-            OURS, "--preempt-grace", "SECONDS", "time for that checkpoint (default: --grace)", read=seconds
+            OURS, "--preempt-grace", "SECONDS", "time for that checkpoint (default: --grace)", read=seconds,
+            into="signals.preempt_grace_s",
         ),
         value(
             OURS, "--signal-scope", "",
             "who hears signals: the worker, then its helpers; or at once its process group "
             "(default: rank, and group for programs)",
-            choices=("rank", "group"),
+            choices=("rank", "group"), into="signals.scope",
         ),
     ),
     "starting workers": (
@@ -313,19 +347,22 @@ COMMON = {
             TORCHRUN, "--start-method", "",
             "how workers get their imports; forkserver: import once, then fork the workers; "
             "warm: keep that for the next start; auto: where that pays; the others: execute each",
-            "spawn", choices=("spawn", "fork", "forkserver", "warm", "auto"),
+            "spawn", choices=("spawn", "fork", "forkserver", "warm", "auto"), into="start.method",
         ),
         value(
             OURS, "--preload", "MODULE,...",
             "what a fork server imports (default: what the script imports and is installed)", "",
+            into="start.preload", make=names,
         ),
         value(
             OURS, "--warm-for", "SECONDS",
             "how long a warm fork server stays after its last job (default: 600)", read=seconds,
+            into="start.warm_for_s", bounds=SECONDS,
         ),
         value(
             OURS, "--warm-memory", "SIZE",
             "end idle warm fork servers if all together use more memory (default: 8G)", read=byte_size,
+            into="start.warm_memory", bounds=(1, LARGEST_LOG),
         ),
         value(
             OURS, "--fork-server-per", "", "has no effect: all workers of a node share a fork server",
@@ -336,54 +373,68 @@ COMMON = {
         value(
             TORCHRUN, "--log-dir", "DIR",
             "keep each worker's output in files; these lie in a new directory in DIR; dslrun: with -r or -t",
+            into="output.log_dir", make=text_or_none,
         ),
         value(
             TORCHRUN, "-r --redirects", "MAP",
-            "streams that go to files only: 0-3, or 0:1,2:3", read=_STREAMS,
+            "streams that go to files only: 0-3, or 0:1,2:3", read=_STREAMS, into="output.redirects",
         ),
-        value(TORCHRUN, "-t --tee", "MAP", "streams that go to files and to the console", read=_STREAMS),
         value(
-            TORCHRUN, "--local-ranks-filter", "RANKS", "local ranks that the console shows, such as 0,2", ""
+            TORCHRUN, "-t --tee", "MAP", "streams that go to files and to the console", read=_STREAMS,
+            into="output.tee",
+        ),
+        value(
+            TORCHRUN, "--local-ranks-filter", "RANKS", "local ranks that the console shows, such as 0,2", "",
+            into="output.local_ranks",
         ),
         value(
             TORCHRUN, "--duplicate-stdout-filters", "WORDS",
             "copy lines of stdout that hold one of these words to filtered_stdout.log", "", is_text=True,
+            into="output.stdout_words",
         ),
         value(
             TORCHRUN, "--duplicate-stderr-filters", "WORDS",
             "copy lines of stderr that hold one of these words to filtered_stderr.log", "", is_text=True,
+            into="output.stderr_words",
         ),
         value(
             OURS, "--tag-output", "",
             "put the rank before each line; auto: on a terminal, if there are several workers", "auto",
-            choices=("auto", "always", "never"),
+            choices=("auto", "always", "never"), into="output.tag",
         ),
-        flag(OURS, "--collapse", "show equal lines of several workers once, with a count"),
+        flag(
+            OURS, "--collapse", "show equal lines of several workers once, with a count",
+            into="output.collapse",
+        ),
         value(
             OURS, "--partial-after", "SECONDS|never",
             "show an unfinished line after so long without more of it, where there is no terminal",
-            DEFAULT_PARTIAL_S, read=seconds_or_never,
+            DEFAULT_PARTIAL_S, read=seconds_or_never, into="output.partial_after_s", bounds=SECONDS,
         ),
         value(
             OURS, "--stdin", "RANK|none",
-            "the worker that reads stdin (default: the first on this node)", "",
+            "the worker that reads stdin (default: the first on this node)", "", into="output.stdin",
         ),
         value(
             OURS, "--log-max-size", "SIZE",
             "keep the first and the last part of each log file, SIZE in all, such as 100M", read=byte_size,
+            into="output.max_bytes",
         ),
     ),
     "cores and memory": (
         value(
             OURS, "--bind", "",
             "bind each worker to cores of its own; auto: beside its device if it has one", "none",
-            choices=("auto", "none"),
+            choices=("auto", "none"), into="placement.bind",
         ),
-        flag(OURS, "--bind-strict", "with --bind auto: refuse rather than let workers share"),
+        flag(
+            OURS, "--bind-strict", "with --bind auto: refuse rather than let workers share",
+            into="placement.strict",
+        ),
         value(
             OURS, "--mem-policy", "",
             "memory policy of workers that are bound, on the NUMA nodes of their cores",
-            choices=("preferred", "bind", "interleave", "local", "none"),
+            choices=("preferred", "bind", "interleave", "local", "none"), into="placement.memory",
         ),
         flag(OURS, "--report-bindings", "show each worker's device, cores and memory on stderr"),
     ),
@@ -391,47 +442,55 @@ COMMON = {
         value(
             OURS, "--debug", "RANKS",
             "run these workers under debugpy, such as --debug=1 or --debug=0,2-3; without a value all",
-            read=filled("ranks such as 1 or 0,2-3, or all"), bare="all",
+            read=filled("ranks such as 1 or 0,2-3, or all"), bare="all", into="debug.ranks",
         ),
         value(
             OURS, "--debug-port", "PORT",
             "port of each node's first worker; the others follow", DEFAULT_DEBUG_PORT, read=integer,
+            into="debug.port", bounds=PORTS,
         ),
-        value(OURS, "--debug-address", "ADDRESS", "address where they listen", DEFAULT_DEBUG_ADDRESS),
-        flag(OURS, "--debug-wait", "begin when a debugger has attached"),
+        value(
+            OURS, "--debug-address", "ADDRESS", "address where they listen", DEFAULT_DEBUG_ADDRESS,
+            into="debug.address",
+        ),
+        flag(OURS, "--debug-wait", "begin when a debugger has attached", into="debug.waits"),
     ),
     "seeing into the job": (
         flag(
             OURS, "--detach",
             "run the job in the background; dsl-attach follows its output, dsl-wait has its exit code",
-            is_slip=True,
+            is_slip=True, into="detaches",
         ),
         flag(
             OURS, "--stacks-on-failure",
             "when a rank fails, report what the other ranks do before they are stopped, 3 s later at most",
+            into="stacks_on_failure",
         ),
         value(
             OURS, "--hang-timeout", "SECONDS",
             "the job hangs if no rank makes progress for so long: name the ranks that differ",
-            read=hang_seconds,
+            read=hang_seconds, into="hang_timeout_s", bounds=(LEAST_HANG_S, MOST_SECONDS),
         ),
         value(
             OURS, "--hang-action", "",
             "what follows: the job goes on, is stopped, or its odd ranks are ended as if they had failed",
-            "report", choices=("report", "stop", "restart"),
+            "report", choices=("report", "stop", "restart"), into="hang_action",
         ),
         value(
             OURS, "--events", "FILE", "append what happens to the job to FILE, as lines of JSON",
+            into="events",
         ),
         value(
             OURS, "--metrics", "[HOST:]PORT|FILE",
             "figures of the job for Prometheus: at http://HOST:PORT/metrics (HOST: 127.0.0.1), or in FILE",
+            into="metrics",
         ),
     ),
     "showing the plan": (
         flag(
             OURS, "--strict",
             "refuse every fallback; these are options without effect, hosts or devices that are not there",
+            into="is_strict",
         ),
         flag(OURS, "--doctor", "look for what would go wrong on the hosts of the job, and start nothing"),
         flag(OURS, "--dry-run", "show what would be started, and start nothing"),
