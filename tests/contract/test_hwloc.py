@@ -9,7 +9,7 @@ from tests.contract.golden_file import cases
 from tests.contract.hwloc_inputs import roots, write_root
 from tests.contract.hwloc_view import View, differences, our_view
 
-from dsl.binding.cores import memory_groups
+from dsl.binding.rules import memory_groups
 from dsl.machine.cpus import Cpus, parse_kernel_list
 
 if TYPE_CHECKING:

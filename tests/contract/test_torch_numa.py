@@ -12,7 +12,7 @@ from tests.contract.torch_numa_inputs import MODES, TABLE, Machine, machines, wr
 from tests.support.machine import make_facts
 
 from dsl.binding.placement import NodeGroup, place
-from dsl.binding.torch_modes import MODES as OUR_MODES
+from dsl.binding.rules import MODES as OUR_MODES
 from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
 from dsl.facts import Facts

@@ -13,7 +13,7 @@ import pytest
 from tests.support.jobs import running
 
 from dsl.binding.placement import NodeGroup, place
-from dsl.binding.torch_modes import MODES
+from dsl.binding.rules import MODES
 from dsl.facts import this_machine
 from dsl.lists import format_ranges
 from dsl.model.request import PlacementRequest

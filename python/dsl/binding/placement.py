@@ -8,7 +8,15 @@ threads a worker should start.
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.binding.cores import Binding, allowed_cores, describe_all, memory_policy
+from dsl.binding.rules import (
+    Binding,
+    allowed_cores,
+    bind_auto,
+    bind_workers,
+    describe_all,
+    memory_policy,
+    plan_numa,
+)
 from dsl.errors import OptionError, PlacementError
 from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
@@ -117,15 +125,9 @@ def _choose_cpus(
     """The CPUs of each worker, by the one option that is in force."""
     cpus = facts.cpus
     if wish.bind_cores_to_rank:
-        from dsl.binding.bind_cores import bind_workers
-
         return bind_workers(group.count, wish.core_list, cpus.allowed, cpus.topology), []
     if wish.numa_binding is not None:
-        from dsl.binding.torch_modes import plan_numa
-
         return plan_numa(wish.numa_binding, group.count, group.env, facts.devices, cpus)
-    from dsl.binding.auto import bind_auto
-
     homes = [device.numa_node if device else None for device in devices] or [None] * group.count
     return bind_auto(homes, cpus.allowed, cpus.topology, strict=wish.strict)
 

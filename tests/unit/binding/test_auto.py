@@ -13,9 +13,8 @@ from tests.support.machine import make_facts, make_gpus, numa_table
 from tests.support.outcome import error_of
 
 from dsl._record import replace
-from dsl.binding.auto import bind_auto
-from dsl.binding.cores import Binding, memory_policy
 from dsl.binding.placement import NodeGroup, Placement, place
+from dsl.binding.rules import Binding, bind_auto, memory_policy
 from dsl.errors import OptionError, PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tests.support.machine import make_facts, numa_table
 from tests.support.outcome import assert_one_line, error_of
 
-from dsl.binding.bind_cores import CPU_LIMIT, parse_core_list
-from dsl.binding.cores import Binding, describe, describe_all
 from dsl.binding.placement import NodeGroup, place
+from dsl.binding.rules import CPU_LIMIT, Binding, describe, describe_all, parse_core_list
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology

@@ -13,7 +13,7 @@ from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
 from dsl.binding.placement import NodeGroup, Placement, place
-from dsl.binding.torch_modes import MODES
+from dsl.binding.rules import MODES
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PlacementError
 from dsl.facts import Facts
