@@ -150,7 +150,7 @@ def shown_devices(
     others = () if gpus or name == "cpu" else devices.located(name, group.env)
     if not gpus and not others:
         return (None,) * group.count
-    from dsl.devices.locations import worker_devices
+    from dsl.devices.others import worker_devices
 
     return worker_devices(name, group.env, group.count, gpus, others, group.own)
 

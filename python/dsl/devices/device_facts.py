@@ -1,8 +1,8 @@
 """The accelerators of this machine, found without importing torch. Each answer is kept.
 
 This module takes the first look of every launch: a few file names. Modules that only some machines need are
-imported only there: `dsl.devices.others` (devices other than CUDA's), `dsl.devices.nvidia` (what the driver
-says), `dsl.devices.locations` (where a device sits).
+imported only there: `dsl.devices.others` (devices other than CUDA's, and where a device sits), and
+`dsl.devices.nvidia` (what the driver says).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.devices.locations import LocatedDevice
     from dsl.devices.nvidia import Device, Survey
+    from dsl.devices.others import LocatedDevice
 
 OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "biren")
 """How the names of accelerators other than GPUs start in ``/dev``."""
@@ -59,7 +59,7 @@ class DeviceFacts:
         """Where the devices of an accelerator are, in the order of its runtime; ``cuda``: AMD's devices."""
         if name == "cuda" and not os.path.exists(os.path.join(self._root, "dev/kfd")):
             return ()
-        from dsl.devices.locations import read_devices
+        from dsl.devices.others import read_devices
 
         return read_devices(name, environ, self._root)
 

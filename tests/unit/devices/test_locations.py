@@ -11,7 +11,7 @@ from tests.support.machine import ROOMS, UNASKED, make_facts, numa_table
 from tests.support.requests import make_request, plan_of
 
 from dsl.binding.placement import NodeGroup, shown_devices
-from dsl.devices.locations import LocatedDevice, read_devices
+from dsl.devices.others import LocatedDevice, read_devices
 from dsl.model.node import WorkerDevice
 from dsl.model.request import PlacementRequest
 

@@ -14,7 +14,6 @@ from tests.support.outcome import assert_one_line
 
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.device_facts import OTHER_FILES, count_cuda_devices, find_other_accelerator
-from dsl.devices.locations import read_devices
 from dsl.devices.others import (
     COUNTINGS,
     ask_plug_in,
@@ -22,6 +21,7 @@ from dsl.devices.others import (
     count_amd,
     count_gaudi,
     find_accelerator,
+    read_devices,
 )
 from dsl.errors import AcceleratorError
 
