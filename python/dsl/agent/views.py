@@ -13,7 +13,7 @@ from functools import partial
 from dsl import EngineError, __version__
 from dsl._core import vitals
 from dsl._record import Record
-from dsl.devices.gpu_use import GpuUse
+from dsl.devices.nvml import GpuUse
 from dsl.errors import JobFormatError
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines

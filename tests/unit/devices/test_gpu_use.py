@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsl.devices.gpu_use import Gpu, GpuUse, assign
-from dsl.devices.nvml import NOT_INSTALLED, NvmlError
+from dsl.devices.nvml import NOT_INSTALLED, Gpu, GpuUse, NvmlError, assign
 
 GIB = 1 << 30
 QUIET = [Gpu(f"GPU-{index}", 10 * index, index * GIB, ()) for index in range(4)]
