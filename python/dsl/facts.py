@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from dsl.devices.device_facts import DeviceFacts
+    from dsl.devices.offered import DeviceFacts
     from dsl.machine.cpus import Cpus
     from dsl.machine.network import Network
     from dsl.machine.ports import Ports
@@ -67,7 +67,7 @@ _ROOMS = {
     "names": ("dsl.machine.this_process", "Names"),
     "files": ("dsl.machine.this_process", "Files"),
     "cpus": ("dsl.machine.cpus", "Cpus"),
-    "devices": ("dsl.devices.device_facts", "DeviceFacts"),
+    "devices": ("dsl.devices.offered", "DeviceFacts"),
     "ports": ("dsl.machine.ports", "Ports"),
     "network": ("dsl.machine.network", "Network"),
 }

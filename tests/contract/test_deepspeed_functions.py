@@ -12,7 +12,7 @@ from tests.support.machine import make_facts, numa_table
 from dsl import runner
 from dsl.binding.placement import NodeGroup, place
 from dsl.binding.rules import CPU_LIMIT, parse_core_list
-from dsl.devices.slots import count_numa_nodes
+from dsl.devices.offered import count_numa_nodes
 from dsl.errors import DslError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import Topology

@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dsl.devices.device_facts import DeviceFacts
+    from dsl.devices.offered import DeviceFacts
     from dsl.facts import Facts
     from dsl.machine.cpus import Topology
     from dsl.model.node import WorkerDevice

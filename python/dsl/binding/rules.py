@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from dsl.devices.device_facts import DeviceFacts
     from dsl.devices.nvidia import Device
+    from dsl.devices.offered import DeviceFacts
     from dsl.machine.cpus import Cpus, NumaNode, Topology
     from dsl.model.node import MemoryPolicy
 

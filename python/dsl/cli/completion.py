@@ -89,7 +89,7 @@ def _pool(hostfile: str, facts: Facts) -> Mapping[str, int]:
         pool = None if allocation is None else dict(allocation.hosts)
     if pool is not None or hostfile:
         return pool or {}
-    from dsl.devices.slots import find_devices
+    from dsl.devices.offered import find_devices
 
     return {"localhost": len(find_devices(facts.environ, facts.devices, facts.cpus).slots)}
 

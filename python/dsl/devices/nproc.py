@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Protocol
 
-    from dsl.devices.device_facts import DeviceFacts
+    from dsl.devices.offered import DeviceFacts
     from dsl.machine.cpus import Cpus
 
     class Machine(Protocol):

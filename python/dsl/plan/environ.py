@@ -71,7 +71,7 @@ def accelerator_of(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
     """The accelerator of this node: the job names it, or the node looks for its own."""
     if job.accelerator:
         return job.accelerator
-    from dsl.devices.slots import select_accelerator
+    from dsl.devices.offered import select_accelerator
 
     return select_accelerator(inherited, facts.devices)[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.devices.slots import (
+from dsl.devices.offered import (
     Devices,
     find_devices,
     select_accelerator,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.devices.accelerators import ACCELERATORS
-from dsl.devices.slots import select_accelerator
+from dsl.devices.offered import select_accelerator
 from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, Pairs

@@ -84,7 +84,7 @@ def _cpus(facts: Facts) -> dict[str, Any]:
 def _accelerator(facts: Facts, problems: list[str]) -> dict[str, Any]:
     """The accelerator that a job would run on here, and which devices the user makes visible."""
     from dsl.devices.accelerators import ACCELERATORS
-    from dsl.devices.slots import find_devices
+    from dsl.devices.offered import find_devices
 
     try:
         found = find_devices(facts.environ, facts.devices, facts.cpus)

@@ -24,7 +24,7 @@ LARGE = """{"zero_optimization": {"stage": [2, 3]},
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with 4 slots on its CPU, and a working directory with a script and a hostfile."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setattr("dsl.devices.slots.count_numa_nodes", lambda _nodes: 4)
+    monkeypatch.setattr("dsl.devices.offered.count_numa_nodes", lambda _nodes: 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     (tmp_path / "large.json").write_text(LARGE, encoding="utf-8")

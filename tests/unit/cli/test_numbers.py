@@ -104,7 +104,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NodePlan]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setattr("dsl.devices.slots.count_numa_nodes", lambda _nodes: 4)
+    monkeypatch.setattr("dsl.devices.offered.count_numa_nodes", lambda _nodes: 4)
     plans: list[NodePlan] = []
 
     def run_job(_planner: object, plan: NodePlan) -> int:

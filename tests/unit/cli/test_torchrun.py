@@ -29,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "work" / "t.py").touch()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("dsl.devices.device_facts.count_cuda_devices", lambda _root: 0)
+    monkeypatch.setattr("dsl.devices.offered.count_cuda_devices", lambda _root: 0)
     return tmp_path
 
 

@@ -97,7 +97,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr("dsl.devices.device_facts.count_cuda_devices", lambda _root: 0)
+    monkeypatch.setattr("dsl.devices.offered.count_cuda_devices", lambda _root: 0)
 
     def run_job(*_: object) -> int:
         return 7

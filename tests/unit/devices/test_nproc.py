@@ -9,9 +9,9 @@ from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
 from tests.unit.devices.record_nvml import load
 
-from dsl.devices.device_facts import DeviceFacts
 from dsl.devices.nproc import count_visible_devices, node_accelerator, own_devices
 from dsl.devices.nvidia import Device, mig_names, survey
+from dsl.devices.offered import DeviceFacts
 from dsl.devices.others import LocatedDevice
 from dsl.errors import AcceleratorError, OptionError
 from dsl.model.node import WorkerDevice

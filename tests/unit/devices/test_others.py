@@ -13,7 +13,7 @@ import pytest
 from tests.support.outcome import assert_one_line
 
 from dsl.devices.accelerators import ACCELERATORS
-from dsl.devices.device_facts import OTHER_FILES, count_cuda_devices, find_other_accelerator
+from dsl.devices.offered import OTHER_FILES, count_cuda_devices, find_other_accelerator
 from dsl.devices.others import (
     COUNTINGS,
     ask_plug_in,
@@ -241,7 +241,7 @@ def test_the_first_look_finds_intel_gpus(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_first_look_at_a_machine_without_devices_imports_nothing(tmp_path: Path) -> None:
     root = lay(tmp_path, ["dev/null", "dev/dri/card0", "dev/kvm", "dev/hwrng"])
     code = (
-        "import sys; from dsl.devices.device_facts import *; before = set(sys.modules);"
+        "import sys; from dsl.devices.offered import *; before = set(sys.modules);"
         "print(find_other_accelerator(sys.argv[1]), count_cuda_devices(sys.argv[1]), set(sys.modules) - before)"
     )
     argv = [sys.executable, "-I", "-c", code, root]

@@ -11,9 +11,9 @@ from tests.support.machine import UNASKED, make_facts, numa_table
 from tests.unit.devices.record_nvml import load
 
 from dsl.devices import nvidia
-from dsl.devices.device_facts import count_cuda_devices
-from dsl.devices.slots import (
+from dsl.devices.offered import (
     Devices,
+    count_cuda_devices,
     find_devices,
     read_slots,
     select_accelerator,
