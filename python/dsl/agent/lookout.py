@@ -144,7 +144,7 @@ class FailureLook(WatchChannel):
     """
 
     def __init__(self, plan: NodePlan, pids: Sequence[int]) -> None:
-        """``pids``: those of the plan's workers; 0 for a worker that does not run. Raises as `WatchChannel`."""
+        """``pids``: of the workers of the plan; 0 for one that does not run. Raises as `WatchChannel`."""
         self.stacks: tuple[RankStacks, ...] = ()
         """What the workers execute that run, as soon as it is known."""
         self.is_going_on = True

@@ -114,7 +114,8 @@ def test_what_the_small_reader_accepts_means_the_same_to_argparse(case: tuple[st
 
 def _good_value(option: Option) -> str:
     if option.choices:
-        return [option.default, *[word for word in option.choices if word != option.default]][-1]
+        words: list[str] = [option.default, *[word for word in option.choices if word != option.default]]
+        return words[-1]
     return {"log_max_size": "1M", "warm_memory": "1M"}.get(option.dest, "7")
 
 
