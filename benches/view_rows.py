@@ -18,7 +18,7 @@ from kit import processes
 from kit.waiting import until
 
 from dsl._core import vitals
-from dsl.cli.top import REFRESH_S
+from dsl.cli.jobs import REFRESH_S
 from dsl.cli.top_screen import TopApp
 from dsl.observe.jobs import RunningJob, running_jobs
 

@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dsl.cli import (
-    attach,
-    elastic,
-    options_deepspeed,
-    options_torch,
-    options_warm,
-    ps,
-    report,
-    ssh,
-    stacks,
-    top,
-    wait,
-)
+from dsl.cli import options_deepspeed, options_torch, options_warm, ssh
+from dsl.cli.attach import ATTACH, WAIT
 from dsl.cli.completion import ASKED
+from dsl.cli.elastic import ELASTIC
 from dsl.cli.help import without_sisters
+from dsl.cli.jobs import PS, STACKS, TOP
 from dsl.cli.parser import Parser
+from dsl.cli.report import REPORT
 from dsl.model.options import dashed
 
 if TYPE_CHECKING:
@@ -208,8 +200,9 @@ end
 def parsers() -> list[HelpParser]:
     """The parsers of all commands."""
     lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
-    tools = [ps, top, stacks, attach, wait, options_warm, report, ssh, elastic]
-    return [*map(Parser, lines), *[one.make_parser() for one in tools]]
+    tools = [tool.make_parser() for tool in (PS, TOP, STACKS, ATTACH, WAIT)]
+    others = [options_warm.make_parser(), REPORT.make_parser(), ssh.make_parser(), ELASTIC.make_parser()]
+    return [*map(Parser, lines), *tools, *others]
 
 
 def bash(parsers: Sequence[HelpParser]) -> str:

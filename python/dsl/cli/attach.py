@@ -1,4 +1,4 @@
-"""``dsl-attach``: follow the output of a job, in the background or in another terminal."""
+"""``dsl-attach`` and ``dsl-wait``: follow the output of a job, and wait for jobs in the background."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import signal
 import time
 
 from dsl.agent.session import die_of_interrupt
-from dsl.cli.command import Command
-from dsl.cli.wait import JOB_HELP, no_such_job, wait
+from dsl.cli.tool import Tool, ToolParser
 from dsl.errors import DslError, JobFormatError, UsageError
 from dsl.lists import parse_number, quote
-from dsl.observe.job_folders import JobFolders
+from dsl.observe.job_folders import KILLED, JobFolders
 from dsl.observe.jobs import RunningJob, call_jobs, find_job
 from dsl.report.speak import unwritten
 from dsl.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from typing import NoReturn
 
-    from dsl.cli.help import ToolParser
     from dsl.observe.job_folders import BackgroundJob
 
-COMMAND = Command("dsl-attach")
+JOB_HELP = "pid of the job (default: the newest that runs, or else the newest)"
 
 PAUSE_S = 0.1
 """How often we look whether a silent job has written something."""
@@ -36,15 +35,51 @@ class Detached(BaseException):
     """A signal has ended the command, not the job."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Show the output of a job. Returns its exit code, 0 for a job that a shell waits for; 2: no such job.
+# ---------------------------------------------------------------------- dsl-wait
+
+
+def _wait_for_all(options: argparse.Namespace) -> int:
+    """Wait for the jobs. Returns the first exit code that is not 0, in their order."""
+    folders = JobFolders(os.environ)
+    jobs = [folders.find(word) or no_such_job(word) for word in options.jobs or [""]]
+    codes = [_wait(job, WAIT) for job in jobs]
+    return next((code for code in codes if code), 0)
+
+
+def no_such_job(word: str) -> NoReturn:
+    """Raise UsageError."""
+    which = f"no job {quote(word)}" if word else "no job"
+    raise UsageError(f"{which} of yours has gone to the background on this host (dsl --detach)")
+
+
+def _wait(job: BackgroundJob, tool: Tool) -> int:
+    """Wait for a job, and return its exit code. ``tool`` says why a job has none."""
+    job.wait()
+    end = job.end()
+    if end is None:
+        tool.say(f"job {job.pid} has left no exit code: its guard was killed")
+        return KILLED
+    return end.code
+
+
+WAIT = Tool(
+    "dsl-wait",
+    "[OPTIONS] [JOB ...]",
+    "Wait for jobs that dsl --detach has started, and end with their exit code.",
+    lambda parser: parser.add_job(JOB_HELP, name="jobs", nargs="*"),
+    _wait_for_all,
+    "The exit code is the first that is not 0, in the order of the jobs; 2 if there is no such job.",
+)
+
+
+# ---------------------------------------------------------------------- dsl-attach
+
+
+def _attach(options: argparse.Namespace) -> int:
+    """Show the output of a job. Returns its exit code, 0 for a job that a shell waits for.
 
     A signal ends this process alone, with the exit code of that signal.
     """
-    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
-
-
-def _run(options: argparse.Namespace) -> int:
     found = _find(options.job or "")
     if isinstance(found, RunningJob):
         return _until_signal(found.view.pid, lambda: _follow(found))
@@ -56,7 +91,7 @@ def _find(word: str) -> BackgroundJob | RunningJob:
     kept = JobFolders(os.environ).find(word)
     if kept is not None and not kept.is_over():
         return kept
-    jobs, silent = call_jobs(word, COMMAND.say)
+    jobs, silent = call_jobs(word, ATTACH.say)
     running = [job for job in jobs if word in ("", str(job.view.pid))]
     is_silent = any(word in ("", str(job.pid)) for job in silent)
     is_here = running or (is_silent and kept is None)
@@ -75,7 +110,7 @@ def _until_signal(pid: int, work: Callable[[], int]) -> int:
         return work()
     except Detached as detached:
         signum = int(detached.args[0])
-        COMMAND.say(f"job {pid} runs on; dsl-attach {pid} comes back to it")
+        ATTACH.say(f"job {pid} runs on; dsl-attach {pid} comes back to it")
         if signum == signal.SIGINT:
             die_of_interrupt()
         return 128 + signum
@@ -88,13 +123,13 @@ def _follow(job: RunningJob) -> int:
             _write(data)
     except (OSError, JobFormatError) as error:
         raise DslError(f"job {job.view.pid} cannot be followed any more: {error}") from None
-    COMMAND.say(f"job {job.view.pid} has ended; the shell that has started it has its exit code")
+    ATTACH.say(f"job {job.view.pid} has ended; the shell that has started it has its exit code")
     return 0
 
 
 def _show_all(job: BackgroundJob, lines: int | None) -> int:
     show(job, lines)
-    return wait(job, COMMAND)
+    return _wait(job, ATTACH)
 
 
 def show(job: BackgroundJob, lines: int | None) -> None:
@@ -154,17 +189,9 @@ def _detach(signum: int, _frame: object) -> None:
     raise Detached(signum)
 
 
-def make_parser() -> ToolParser:
-    """The parser of the options."""
-    from dsl.cli.help import ToolParser
-
-    parser = ToolParser(
-        COMMAND.name, "[OPTIONS] [JOB]", "Follow the output of a job. Ctrl-C does not end the job."
-    )
-    add = parser.add_argument
+def _add_attach(parser: ToolParser) -> None:
     parser.add_job(JOB_HELP)
-    add("-n", "--lines", metavar="N", type=_count, help="begin with the last N lines")
-    return parser
+    parser.add_argument("-n", "--lines", metavar="N", type=_count, help="begin with the last N lines")
 
 
 def _count(text: str) -> int:
@@ -172,3 +199,12 @@ def _count(text: str) -> int:
     if number is None:
         raise argparse.ArgumentTypeError(f"expected a number of lines: {quote(text)}")
     return number
+
+
+ATTACH = Tool(
+    "dsl-attach",
+    "[OPTIONS] [JOB]",
+    "Follow the output of a job. Ctrl-C does not end the job.",
+    _add_attach,
+    _attach,
+)

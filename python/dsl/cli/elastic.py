@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dsl.cli.command import Command
+from dsl.cli.tool import Tool, ToolParser
 from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
 from dsl.elasticity.elasticity_config import ELASTICITY
 from dsl.errors import ElasticityConfigError, OptionError
@@ -15,21 +15,13 @@ from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from dsl.cli.help import ToolParser
-
-COMMAND = Command("dsl-elastic")
 FRAME = "-" * 42
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compute the sizes, and print them. The exit code is 0 or 2; ``argv`` has no program name."""
-    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
-
-
-def _run(options: argparse.Namespace) -> int:
+def _elastic(options: argparse.Namespace) -> int:
     if options.config is None:
         raise OptionError("no config was given: dsl-elastic -c CONFIG [-w N]")
     config = read_config(options.config, this_machine().files.read_text)
@@ -81,16 +73,7 @@ def elastic_lines(config: Mapping[str, Any], world_size: int) -> list[str]:
     return [*lines, f"micro_batch_size .... {answer[2]}"] if size else lines
 
 
-def make_parser() -> ToolParser:
-    """The parser of the options."""
-    from dsl.cli.help import ToolParser
-
-    parser = ToolParser(
-        COMMAND.name,
-        "[OPTIONS] -c CONFIG",
-        "Tell which batch size the elasticity section of a DeepSpeed config stands for, and "
-        "which world sizes.",
-    )
+def _add(parser: ToolParser) -> None:
     add = parser.add_argument
     add("-c", "--config", metavar="CONFIG", help="DeepSpeed config, a file of JSON")
     add(
@@ -100,7 +83,6 @@ def make_parser() -> ToolParser:
         default=0,
         help="number of data-parallel workers: check it, and tell the micro batch of each",
     )
-    return parser
 
 
 def _integer(text: str) -> int:
@@ -108,3 +90,12 @@ def _integer(text: str) -> int:
         return integer(text)
     except BadValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+ELASTIC = Tool(
+    "dsl-elastic",
+    "[OPTIONS] -c CONFIG",
+    "Tell which batch size the elasticity section of a DeepSpeed config stands for, and which world sizes.",
+    _add,
+    _elastic,
+)

@@ -9,7 +9,6 @@ import sys
 from shutil import get_terminal_size
 
 from dsl import __version__
-from dsl.errors import UsageError
 from dsl.machine.this_process import can_move_cursor
 from dsl.model.options import DEEPSPEED, TORCHRUN, dashed
 from dsl.output.routes import may_colour
@@ -18,7 +17,7 @@ from dsl.report.speak import show_text
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any, NoReturn
+    from typing import Any
 
     from _typeshed import SupportsWrite
 
@@ -132,36 +131,6 @@ class HelpParser(argparse.ArgumentParser):
             show_help(self.format_help())
         else:
             super().print_help(file)
-
-
-class ToolParser(HelpParser):
-    """The parser of a command that starts no job."""
-
-    def __init__(self, prog: str, words: str, description: str, epilog: str = "", **more: Any) -> None:
-        """As `HelpParser`; also adds the options that every command has."""
-        super().__init__(prog, words, description, epilog, **more)
-        self.add_standard("-h", "--help")
-
-    def add_job(self, text: str, name: str = "job", nargs: str = "?") -> None:
-        """Add the word that names a job; None: the user has given none. ``text``: its help."""
-        self.add_argument(name, metavar="JOB", nargs=nargs, type=_job_word, help=text)
-
-    def error(self, message: str) -> NoReturn:
-        """End with 2 and one line. For an unknown option, the line names a similar one."""
-        subject, _, rest = message.partition(": ")
-        if subject == "unrecognized arguments":
-            from difflib import get_close_matches
-
-            word = rest.split()[0].partition("=")[0]
-            near = get_close_matches(word, self._option_string_actions, 1) if word[:1] == "-" else []
-            message += f", did you mean {near[0]}?" if near else f", see {self.prog} --help"
-        super().error(message)
-
-
-def _job_word(text: str) -> str:
-    if not text.strip():
-        raise UsageError(f"{text!r} names no job, give the pid that dsl-ps shows")
-    return text
 
 
 def in_columns(rows: Sequence[tuple[str, str]]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.cli.help import ToolParser
+    from dsl.cli.tool import ToolParser
 
 NAME = "dsl-warm"
 
 
 def make_parser() -> ToolParser:
     """The parser of the options; the command line of a job has to be split off before."""
-    from dsl.cli.help import ToolParser
+    from dsl.cli.tool import ToolParser
 
     parser = ToolParser(
         NAME,

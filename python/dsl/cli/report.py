@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dsl.cli.command import Command
+from dsl.cli.tool import Tool, ToolParser
 from dsl.errors import TimelineError, UsageError
 from dsl.facts import this_machine
 from dsl.model.request import DEFAULT_HOSTFILE
@@ -12,24 +12,8 @@ from dsl.report.machine import machine_lines
 from dsl.report.speak import show_text
 from dsl.report.survey import survey
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from dsl.cli.help import ToolParser
-
-COMMAND = Command("dsl-report")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report, or draw a timeline. ``argv`` does not include the program's name.
-
-    Returns the exit code: that of a report is 0.
-    """
-    return COMMAND.run(lambda: _run(make_parser().parse_args(argv)))
-
-
-def _run(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> int:
     if (options.timeline is None) != (options.events is None):
         raise UsageError("--timeline and --events belong together: dsl-report --timeline out --events FILE")
     if options.timeline is not None:
@@ -70,14 +54,11 @@ def _write(path: str, data: bytes, use: str = "") -> None:
         write_output(path, data, read_again=True)
     except (OSError, ValueError) as error:
         raise TimelineError(f"{path!r} cannot be written: {reason(error)}, choose another name") from None
-    COMMAND.say(f"wrote {path}{use}")
+    REPORT.say(f"wrote {path}{use}")
 
 
-def make_parser() -> ToolParser:
-    """The parser of the options. It accepts and ignores ds_report's options about operators: dsl has none."""
-    from dsl.cli.help import ToolParser
-
-    parser = ToolParser(COMMAND.name, "[OPTIONS]", "Tell what there is on this machine for a training job.")
+def _add(parser: ToolParser) -> None:
+    """Add the options, and those of ds_report about operators without effect: dsl has none."""
     add = parser.add_argument
     add("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
     add("-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="the hostfile to count")
@@ -89,4 +70,8 @@ def make_parser() -> ToolParser:
     add("--events", metavar="FILE", help="the record of a job (dsl --events), for --timeline")
     for name in ("--hide_operator_status", "--hide_errors_and_warnings"):
         add(name, action="store_true", help=argparse.SUPPRESS)
-    return parser
+
+
+REPORT = Tool(
+    "dsl-report", "[OPTIONS]", "Tell what there is on this machine for a training job.", _add, _report
+)

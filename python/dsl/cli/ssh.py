@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dsl.cli.help import ToolParser
+    from dsl.cli.tool import ToolParser
     from dsl.facts import Facts
 
 COMMAND = Command("dsl-ssh")
@@ -88,7 +88,7 @@ def split_command(argv: Sequence[str], parser: ToolParser) -> tuple[list[str], l
 
 def make_parser() -> ToolParser:
     """The parser of the options; the command has to be split off before."""
-    from dsl.cli.help import ToolParser
+    from dsl.cli.tool import ToolParser
 
     parser = ToolParser(
         COMMAND.name,

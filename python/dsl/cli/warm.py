@@ -7,8 +7,8 @@ import sys
 
 from dsl._record import replace
 from dsl.cli.command import Command
+from dsl.cli.jobs import table, terminal_width
 from dsl.cli.options_warm import NAME, make_parser
-from dsl.cli.ps import table, terminal_width
 from dsl.errors import DslError, OptionError, UsageError
 from dsl.lists import counted, quote
 from dsl.observe.table import duration, size

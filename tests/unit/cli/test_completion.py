@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.machine import make_facts
 
-from dsl.cli import deepspeed, ps, ssh, torchrun, wait
+from dsl.cli import deepspeed, ssh, torchrun
+from dsl.cli.attach import WAIT
 from dsl.cli.completion import PLAIN, answer, filters
+from dsl.cli.jobs import PS
+from dsl.cli.tool import Tool
 from dsl.resources.filters import apply_filters
 
 if TYPE_CHECKING:
@@ -139,15 +142,15 @@ def test_a_slip_at_the_completion_is_one_line(
 @pytest.mark.parametrize(
     "tool, words, said",
     [
-        (ps, ["--jsn"], "dsl-ps: error: unrecognized arguments: --jsn, did you mean --json?"),
-        (ps, ["job"], "dsl-ps: error: unrecognized arguments: job, see dsl-ps --help"),
-        (wait, ["--zzz"], "dsl-wait: error: unrecognized arguments: --zzz, see dsl-wait --help"),
+        (PS, ["--jsn"], "dsl-ps: error: unrecognized arguments: --jsn, did you mean --json?"),
+        (PS, ["job"], "dsl-ps: error: unrecognized arguments: job, see dsl-ps --help"),
+        (WAIT, ["--zzz"], "dsl-wait: error: unrecognized arguments: --zzz, see dsl-wait --help"),
         (ssh, ["--max-at-onec", "3", "ls"], "--max-at-onec, did you mean --max-at-once?"),
         (ssh, [], "dsl-ssh: error: no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]"),
     ],
 )
 def test_a_slip_at_a_tool_is_one_line(
-    tool: ModuleType, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    tool: Tool | ModuleType, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try:
         code = tool.main(words)
@@ -159,7 +162,7 @@ def test_a_slip_at_a_tool_is_one_line(
 
 def test_a_program_gets_the_help_in_its_file(capsys: pytest.CaptureFixture[str]) -> None:
     file = io.StringIO()
-    parser = ps.make_parser()
+    parser = PS.make_parser()
     parser.print_help(file)
     assert file.getvalue() == parser.format_help()
     assert capsys.readouterr().out == ""

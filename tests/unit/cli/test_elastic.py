@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsl.cli.elastic import main
+from dsl.cli.elastic import ELASTIC
 
 SECTION = {"enabled": True, "version": 0.1, "max_train_batch_size": 16, "micro_batch_sizes": [2, 3]}
 TEXT = """\
@@ -40,15 +40,15 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_the_section_and_its_solution(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["-c", str(config)]) == 0
+    assert ELASTIC.main(["-c", str(config)]) == 0
     assert capfd.readouterr() == (TEXT, "")
-    assert main(["--config", str(config), "--world-size", "0"]) == 0
+    assert ELASTIC.main(["--config", str(config), "--world-size", "0"]) == 0
     assert capfd.readouterr() == (TEXT, "")
 
 
 def test_a_world_size_has_a_micro_batch(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     expected = TEXT.replace("results:", "results for world size 4:") + "micro_batch_size .... 3\n"
-    assert main(["-c", str(config), "-w", "4"]) == 0
+    assert ELASTIC.main(["-c", str(config), "-w", "4"]) == 0
     assert capfd.readouterr() == (expected, "")
 
 
@@ -72,7 +72,7 @@ def test_a_config_that_cannot_be_solved_is_one_line(
     path = tmp_path / "c"
     if text is not None:
         path.write_text(text)
-    assert main(["-c", str(path)]) == 2
+    assert ELASTIC.main(["-c", str(path)]) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("dsl-elastic: error: ")
@@ -90,7 +90,7 @@ def test_a_config_that_cannot_be_solved_is_one_line(
 def test_what_it_cannot_answer_is_one_line(
     config: Path, capfd: pytest.CaptureFixture[str], words: list[str], line: str
 ) -> None:
-    assert main([str(config) if word == "CONFIG" else word for word in words]) == 2
+    assert ELASTIC.main([str(config) if word == "CONFIG" else word for word in words]) == 2
     assert capfd.readouterr() == ("", f"dsl-elastic: error: {line}\n")
 
 
@@ -101,19 +101,19 @@ def test_version_0_2_needs_a_world_size(
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"elasticity": section}))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert main(["-c", str(path)]) == 2
+    assert ELASTIC.main(["-c", str(path)]) == 2
     assert "needs a world size here: give one, or set WORLD_SIZE, which is not set" in capfd.readouterr().err
-    assert main(["-c", str(path), "-w", "5"]) == 0
+    assert ELASTIC.main(["-c", str(path), "-w", "5"]) == 0
     assert capfd.readouterr().out.endswith(
         "final_batch_size .... 15\nvalid_gpus .......... [5]\nmicro_batch_size .... 3\n"
     )
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert main(["-c", str(path)]) == 0
+    assert ELASTIC.main(["-c", str(path)]) == 0
     assert "valid_gpus .......... [1, 2, 3, 4, 6]\n" in capfd.readouterr().out
 
 
 def test_a_world_size_that_is_no_number(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["-c", str(config), "-w", "four"])
+        ELASTIC.main(["-c", str(config), "-w", "four"])
     assert caught.value.code == 2
     assert "argument -w/--world-size: invalid int value: 'four'" in capfd.readouterr().err
