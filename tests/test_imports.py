@@ -59,7 +59,6 @@ PURE_MODULES = (
     "dsl.report.machine",
     "dsl.observe.explain",
     "dsl.observe.hang_watch",
-    "dsl.observe.bare_loop",
     "dsl.elasticity.elasticity_config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",

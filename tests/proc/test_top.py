@@ -36,7 +36,7 @@ from dsl.model.observation import (
     ThreadStack,
 )
 from dsl.observe.jobs import running_jobs
-from dsl.observe.py_spy import read_state
+from dsl.observe.stacks import read_state
 
 SCREENS = Path(__file__).parent / "screens"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07step 12 \x1b[31mloss\x1b[0m nan\x00"

@@ -25,7 +25,7 @@ from dsl.errors import DslError
 from dsl.model.observation import NodeStatus
 from dsl.observe import jobs
 from dsl.observe.jobs import RunningJob, call_jobs, find_job, running_jobs
-from dsl.observe.py_spy import read_state
+from dsl.observe.stacks import read_state
 
 OPEN: list[RunningJob] = []
 

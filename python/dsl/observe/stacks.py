@@ -11,29 +11,36 @@ from ``/proc``, also for a worker that py-spy cannot read.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import functools
+import json
 import os
+import shutil
 import signal
+import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
 
-from dsl._record import replace
+from dsl._record import Record, replace
+from dsl.machine.kernel_files import read_fact
+from dsl.machine.sockets import peer_of
 from dsl.model.codec import to_line
 from dsl.model.lines import Lines
-from dsl.model.observation import Look, RankStacks, RankStatus, ThreadStack
-from dsl.observe import flight_recorder, kernel_view, py_spy
-from dsl.observe.bare_loop import is_bare_loop
+from dsl.model.observation import Frame, Look, RankStacks, RankStatus, ThreadStack
+from dsl.observe import kernel_view
+from dsl.signals import shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from dsl.observe.kernel_view import Task
-    from dsl.observe.py_spy import PythonThread
 
 PR_SET_PDEATHSIG = 1
 LIFE_S = 6
@@ -57,6 +64,33 @@ LONGEST_SOURCE = 1 << 20
 DATA_LOADER = "torch/utils/data/dataloader.py"
 MEETING = "init_process_group"
 WAITS_FOR_CHILD = ("wait4", "waitid", "poll", "select", "read")
+
+# What the program py-spy is asked for.
+DUMP_S = 1.5
+"""Most time for one stack."""
+MOST_FRAMES = 48
+"""Most frames of a thread in an answer: the innermost ones."""
+LONGEST_NAME = 120
+LONGEST_PATH = 300
+MOST_BYTES = 16 << 20
+"""A longer answer counts as none."""
+INSTALL = "pip install py-spy"
+
+# torch tells its last operations at a unix socket if TORCH_FR_BUFFER_SIZE is above 0, `SOCKET` is in the
+# environment, and the program runs in `torch.distributed.elastic.control_plane.worker_main`.
+SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+"""Variable with the path of the socket."""
+ANSWER_S = 1.0
+
+# Recorders of CPU and of GPU groups.
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+
+_IDLE = (
+    *(ast.While, ast.If, ast.Pass, ast.Continue, ast.Break, ast.Expr),
+    *(ast.Constant, ast.Name, ast.Compare, ast.BoolOp, ast.UnaryOp),
+    *(ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop),
+)
+"""Nodes that call nothing and change nothing."""
 
 
 def main() -> None:
@@ -113,10 +147,10 @@ class _Round:
         threads: Sequence[PythonThread] = ()
         problem = "it is no Python process"
         if target:
-            threads, problem = py_spy.dump(target, self._left_s(STACKS_BY_S))
+            threads, problem = dump(target, self._left_s(STACKS_BY_S))
         pid = target or rank.pid
         if self._is_native and threads:
-            native, why = py_spy.dump_native(pid, self._left_s(NATIVE_BY_S))
+            native, why = dump_native(pid, self._left_s(NATIVE_BY_S))
             threads, problem = native or threads, why
         shown = self._shown(pid, threads)
         if pid != rank.pid:
@@ -172,7 +206,7 @@ class _Round:
                 continue
             threads: Sequence[PythonThread] = ()
             if kernel_view.is_python(process.tid):
-                threads = py_spy.dump(process.tid, self._left_s(STACKS_BY_S))[0]
+                threads = dump(process.tid, self._left_s(STACKS_BY_S))[0]
             main_of = self._shown(process.tid, threads)[:1]
             found += [
                 replace(one, is_main=False, pid=process.tid, name=process.name, cpu_share=share)
@@ -244,13 +278,181 @@ def _is_bare_loop(path: str, line: int) -> bool:
 def _collective(pid: int, shown: Sequence[ThreadStack]) -> Mapping[str, object]:
     """Fields of `RankStacks` about its process group."""
     fields: dict[str, object] = {}
-    names = ("MASTER_ADDR", "MASTER_PORT", flight_recorder.SOCKET)
+    names = ("MASTER_ADDR", "MASTER_PORT", SOCKET)
     known = kernel_view.variables(pid, names)
     if any(frame.function == MEETING for thread in shown for frame in thread.frames):
         fields["store"] = f"{known.get('MASTER_ADDR', '')}:{known.get('MASTER_PORT', '')}"
-    path = known.get(flight_recorder.SOCKET)
+    path = known.get(SOCKET)
     if path and shown and shown[0].state not in "TtD":
         with contextlib.suppress(OSError, ValueError):
-            last = flight_recorder.last_collective(os.path.join(f"/proc/{pid}/cwd", path))
+            last = last_collective(os.path.join(f"/proc/{pid}/cwd", path))
             fields |= last or {}
     return fields
+
+
+# ---------------------------------------------------------------------- Python stacks, from py-spy
+
+
+class PythonThread(Record):
+    """A thread that has run Python."""
+
+    tid: int
+    """Its thread id in the kernel; 0: unknown."""
+    name: str
+    """Its name in Python."""
+    frames: tuple[Frame, ...]
+    """Innermost first."""
+    signal: int
+    """It executes its handler of this signal; 0: none."""
+
+
+def dump(pid: int, within_s: float) -> tuple[Sequence[PythonThread], str]:
+    """The threads of a process, which is not stopped for it; or none, and a clause that says why.
+
+    ``within_s``: how long this may take, `DUMP_S` at most.
+    """
+    why = "there was no time to look at its Python stack"
+    # The arguments of functions show a signal handler. A process that runs may change them as we read.
+    threads: Sequence[PythonThread] = ()
+    for options in (("--locals",), (), ()):
+        if within_s <= 0:
+            break
+        threads, why = _dump(pid, ("--nonblocking", *options), min(within_s, DUMP_S))
+        if threads or not why.startswith("py-spy says"):
+            break
+    return threads, why
+
+
+def dump_native(pid: int, within_s: float) -> tuple[Sequence[PythonThread], str]:
+    """The same with C frames. The process is stopped for some milliseconds."""
+    if read_state(pid) in "Tt" or within_s <= 0:
+        return (), "its C frames are unknown: it is stopped" if within_s > 0 else "its C frames took too long"
+    threads, why = _dump(pid, ("--native", "--full-filenames"), within_s)
+    if read_state(pid) == "T":
+        # py-spy was killed while it held the process.
+        os.kill(pid, 18)
+    return threads, why and f"its C frames are unknown: {why}"
+
+
+def read_state(pid: int) -> str:
+    """The kernel's letter for a process; ``X`` if there is none."""
+    return read_fact(f"/proc/{pid}/stat").rpartition(") ")[2][:1] or "X"
+
+
+def _dump(pid: int, options: Sequence[str], within_s: float) -> tuple[Sequence[PythonThread], str]:
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    program = shutil.which("py-spy", path=places)
+    if program is None:
+        return (), f"py-spy is not installed here: {INSTALL}"
+    words = [program, "dump", "--json", *options, "--pid", str(pid)]
+    try:
+        ended = subprocess.run(words, capture_output=True, timeout=within_s, check=False)
+        if ended.returncode == 0 and len(ended.stdout) <= MOST_BYTES:
+            return [_thread(one) for one in json.loads(ended.stdout)], ""
+    except subprocess.TimeoutExpired:
+        return (), f"py-spy gave no answer within {within_s:.1f} s"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return (), f"py-spy cannot be used: {shortage(error) or error}"
+    return (), _reason(ended.stderr.decode("utf-8", "replace"))
+
+
+def _reason(text: str) -> str:
+    """A clause for the words of py-spy."""
+    if "ermission" in text or "not permitted" in text:
+        scope = read_fact("/proc/sys/kernel/yama/ptrace_scope")
+        if scope == "1":
+            return (
+                "kernel.yama.ptrace_scope is 1, and a wrapper started the process: let the wrapper `exec` "
+                "Python, or run `sysctl kernel.yama.ptrace_scope=0`"
+            )
+        if scope in ("2", "3"):
+            return f"kernel.yama.ptrace_scope is {scope}, which forbids it: root has to set it to 1"
+        return "py-spy may not read the process: a container needs the capability SYS_PTRACE for that"
+    if "python version" in text:
+        return "it is no Python process"
+    lines = [line.strip() for line in text.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    return f"py-spy says: {lines[-1] if lines else 'nothing'}"
+
+
+def _thread(found: dict[str, Any]) -> PythonThread:
+    frames = found["frames"]
+    shown = frames[:MOST_FRAMES]
+    return PythonThread(
+        tid=int(found["os_thread_id"] or 0),
+        name=str(found["thread_name"] or "")[:LONGEST_NAME],
+        frames=tuple([_frame(one) for one in shown]),
+        signal=max([_signal(one) for one in frames], default=0),
+    )
+
+
+def _frame(found: dict[str, Any]) -> Frame:
+    name, path = str(found["name"])[:LONGEST_NAME], str(found["filename"])[-LONGEST_PATH:]
+    return Frame(name, path, max(int(found["line"]), 0))
+
+
+def _signal(frame: dict[str, Any]) -> int:
+    """Number of the signal if a frame is a handler: its arguments are a number and the interrupted frame."""
+    arguments = [str(one["repr"]) for one in frame["locals"] or () if one["arg"]][-2:]
+    if len(arguments) < 2 or not arguments[1].startswith("<frame at"):
+        return 0
+    return int(arguments[0]) if arguments[0].isdecimal() and 0 < int(arguments[0]) <= 64 else 0
+
+
+# ---------------------------------------------------------------------- the last collective operation
+
+
+def last_collective(path: str) -> Mapping[str, object] | None:
+    """The fields of `RankStacks` about it; None: no operation is recorded.
+
+    Raises:
+        OSError: the worker does not answer, or another process than one of this user here does.
+        ValueError: its answer is not torch's.
+    """
+    newest: tuple[int, dict[str, object]] | None = None
+    for handler in HANDLERS:
+        for entry in _entries(path, handler)[-1:]:
+            name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+            number, made = entry.get("collective_seq_id", 0), entry.get("time_created_ns", 0)
+            group = entry.get("process_group") or ("",)
+            if name and isinstance(number, int) and isinstance(made, int) and isinstance(group, list):
+                fields = {"collective": name, "sequence": max(number, 0), "process_group": str(group[-1])}
+                newest = max(newest or (0, {}), (made, fields), key=lambda one: one[0])
+    return newest[1] if newest else None
+
+
+def _entries(path: str, handler: str) -> list[dict[str, object]]:
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection("localhost", timeout=ANSWER_S)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.settimeout(ANSWER_S)
+        connection.sock.connect(path)
+        peer_of(connection.sock.fileno())
+        connection.request("POST", f"/handler/{handler}")
+        found = json.loads(connection.getresponse().read(MOST_BYTES))
+    except HTTPException as error:
+        raise ValueError(str(error)) from None
+    finally:
+        connection.close()
+    entries = found.get("entries", []) if isinstance(found, dict) else []
+    return [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+
+
+# ---------------------------------------------------------------------- loops that do nothing
+
+
+def is_bare_loop(source: str, line: int) -> bool:
+    """Whether the innermost loop around a line is a ``while`` whose test and body do nothing."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.While, ast.For, ast.AsyncFor))
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    innermost = max(loops, key=lambda node: (node.lineno, node.col_offset), default=None)
+    return innermost is not None and all(isinstance(node, _IDLE) for node in ast.walk(innermost))
