@@ -484,8 +484,10 @@ class Agent:
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an ended attempt to the history, with what is known about its failures."""
         ended = attempt.ended
-        attempt = replace(attempt, cause=ended.first_failure)
-        has_ended_well = ended.first_failure is None and ended.stop_signal is None and not ended.survivors
+        # What was added to an open group is known only to whoever has added it.
+        cause = None if attempt.plan.group.stays_open else ended.first_failure
+        attempt = replace(attempt, cause=cause)
+        has_ended_well = cause is None and ended.stop_signal is None and not ended.survivors
         if not has_ended_well or attempt.fatal_hang is not None:
             try:
                 from dsl.evidence.reports import with_report

@@ -91,7 +91,9 @@ def run_head(
         from dsl.conductor.examination import Examination
 
         conductor = Examination(terms, time.monotonic(), examined)
-    head = Head(job, conductor, Starters(job, starts, node_ranks, facts.environ), hub, recorder)
+    head = Head(
+        job, conductor, Starters(job, starts, node_ranks, facts.environ, remote.fanout), hub, recorder
+    )
 
     def crew(_plan: NodePlan) -> Crew:
         return Crew(
@@ -291,7 +293,7 @@ class Head(Hooks):
                     if self._recorder is not None:
                         self._recorder.restart(line)
             elif isinstance(order, Reach):
-                self._starters.reach(order.place)
+                self._follow(self._starters.reach(order.place))
             elif isinstance(order, Drop):
                 link = self._links.pop(order.place, None)
                 if link is not None:
@@ -368,7 +370,7 @@ class Head(Hooks):
 
     def enter(self, supervisor: Supervisor) -> None:
         """Serve the connections, in the agent."""
-        self._supervisor = supervisor
+        self._supervisor = self._starters.supervisor = supervisor
         self._guard = os.getppid()
         self._hub.start()
 

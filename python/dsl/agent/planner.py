@@ -228,23 +228,11 @@ def launch_spec(
     them all workers are executed. ``tells_first_output``: the engine reports the first output of each worker
     that dsl sees.
     """
-    servers: dict[int | None, int] = dict(enumerate(fork_servers))
     workers = tuple(
-        WorkerSpec(
-            worker.argv,
-            env=worker.env,
-            stdin=_stdin(worker, is_terminal=stdin_is_terminal),
-            stdout=_stdio(plan, worker.stdout, 1),
-            stderr=_stderr(plan, worker),
-            cpus=worker.cpus or (),
-            mempolicy=worker.mempolicy,
-            foreground=(worker.stdin and stdin_is_terminal) or _has_terminal(worker),
-            prefix=worker.prefix,
-            keep_fds=worker.keep_fds,
-            fork_server=servers.get(worker.fork_server),
-            fork_entry=worker.fork_entry,
-        )
-        for worker in plan.workers
+        [
+            worker_spec(plan, worker, stdin_is_terminal=stdin_is_terminal, fork_servers=fork_servers)
+            for worker in plan.workers
+        ]
     )
     return replace(
         plan.group,
@@ -254,6 +242,27 @@ def launch_spec(
         lingers=plan.workers[0].noun == "rank",
         relayed=plan.is_conducted,
         tells_first_output=tells_first_output,
+    )
+
+
+def worker_spec(
+    plan: NodePlan, worker: WorkerPlan, *, stdin_is_terminal: bool = False, fork_servers: Sequence[int] = ()
+) -> WorkerSpec:
+    """Translate the plan of one worker. The other arguments are those of `launch_spec`."""
+    server = worker.fork_server if fork_servers else None
+    return WorkerSpec(
+        worker.argv,
+        env=worker.env,
+        stdin=_stdin(worker, is_terminal=stdin_is_terminal),
+        stdout=_stdio(plan, worker.stdout, 1),
+        stderr=_stderr(plan, worker),
+        cpus=worker.cpus or (),
+        mempolicy=worker.mempolicy,
+        foreground=(worker.stdin and stdin_is_terminal) or _has_terminal(worker),
+        prefix=worker.prefix,
+        keep_fds=worker.keep_fds,
+        fork_server=None if server is None else fork_servers[server],
+        fork_entry=worker.fork_entry,
     )
 
 

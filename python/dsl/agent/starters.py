@@ -1,7 +1,7 @@
 """The programs that reach the hosts of a job: what they say, why one has ended, and what to tell the user.
 
-The head's engine supervises these programs. If they come and go, the engine supervises one program instead,
-the keeper (`dsl.agent.keeper`). The keeper runs them as the head orders, and passes on what they say.
+The head's engine supervises these programs. If they come and go, because hosts do or because there are more
+hosts than ssh reaches at once, the group stays open: a program is added when its host is reached again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import os
 import socket
 import time
 
-from dsl import Exited, Output, Started
+from dsl import EngineError, Exited, Output, Started
 from dsl._record import Record, replace
-from dsl.agent.keeper import LONGEST_LINE, Answer, Begin, End, LineCutter
+from dsl.agent.planner import worker_spec
 from dsl.control.hub import KEY_BYTES
-from dsl.errors import JobFormatError, LauncherError
+from dsl.errors import LauncherError
 from dsl.launchers.agent_command import bare
 from dsl.launchers.base import ENDED, plan_starts
 from dsl.launchers.ssh import DENIED, GIVES_UP, SSH_FAILED
 from dsl.launchers.table import BY_SSH
 from dsl.lists import TASKS, parse_number
-from dsl.model.codec import from_line, to_line
 from dsl.model.job import Notice
 from dsl.plan.environ import without_ranks
 from dsl.plan.node import signal_meanings
@@ -31,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dsl import Exit
+    from dsl import Exit, Supervisor
     from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
@@ -45,16 +44,17 @@ MARGIN_S = 5.0
 KEPT_LINES = 20
 """How many first lines, and how many last lines, we keep of a program's output."""
 
-LONGEST_ANSWER = 8 * LONGEST_LINE
-"""Bytes that hold every line of a program, also as an answer of the keeper."""
+LONGEST_LINE = 2000
+"""Bytes of a line that we read."""
+
+KILL_S = 3.0
+"""A program that we have told to end gets this long before it is killed."""
 
 LAST_WORDS_S = 0.5
 """How long we wait for a program's last output: another process may still hold its stderr open."""
 
-RETRY_S = 0.05
-"""Time until an order is sent again to a keeper that took none."""
-
 STDERR = 2
+SIGKILL, SIGTERM = 9, 15
 
 
 class KeyTold(Record):
@@ -81,12 +81,30 @@ class Killed(Record):
     why: str
 
 
+class LineCutter:
+    """Cuts a stream into lines of at most ``longest`` bytes."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that ``data`` completes, without blank ones. No data is the end of the stream."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        if not data:
+            lines, rest = [rest], b""
+        self._rest = rest[-self._longest :]
+        texts = [line[: self._longest].decode(errors="replace").strip("\r") for line in lines]
+        return [text for text in texts if text.strip()]
+
+
 class Starter:
     """A program that reaches one host, or all hosts."""
 
-    def __init__(self, start: Start, node_ranks: Sequence[int]) -> None:
-        """``node_ranks``: the node rank of each place."""
+    def __init__(self, start: Start, node_ranks: Sequence[int], number: int) -> None:
+        """``node_ranks``: the node rank of each place. ``number``: its place in the plan of all programs."""
         self.start = start
+        self.number = number
         self.name = os.path.basename(start.argv[0])
         self.places = tuple([place for place, one in enumerate(node_ranks) if start.node_rank in (None, one)])
         self.is_ssh = start.node_rank is not None and self.name in BY_SSH
@@ -96,9 +114,7 @@ class Starter:
             mine = [place for place in self.places if node_ranks[place] == node_rank]
             self.labels.setdefault(label, []).extend(mine)
         self.lines: list[str] = []
-        self.turn = 0
-        """How often the keeper was ordered to start it."""
-        self.streams = {1: LineCutter(LONGEST_ANSWER), STDERR: LineCutter(LONGEST_ANSWER)}
+        self.streams = {1: LineCutter(LONGEST_LINE), STDERR: LineCutter(LONGEST_LINE)}
         self.fd: int | None = None
         """Our copy of the descriptor that the program gets as stdin, until the program runs."""
         self.exit: Exit | None = None
@@ -107,12 +123,17 @@ class Starter:
         """Latest `time.monotonic` at which to report its exit."""
         self.is_silent = False
         """Its stderr has ended."""
+        self.has_ended = False
+        self.is_replaced = False
+        """Its host is reached again: neither what it says nor how it ends matters."""
+        self.kill_s: float | None = None
+        """`time.monotonic` when it is killed; None: it was not told to end."""
 
-    def connect(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    def connect(self) -> int:
         """Our end of a connection to its stdin. Raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        ours, theirs = socket.socketpair()
         self.fd = theirs.detach()
-        return ours
+        return ours.detach()
 
     def let_go(self) -> None:
         """Close our copy of the program's end of the connection."""
@@ -157,25 +178,35 @@ class Starters:
     """
 
     def __init__(
-        self, job: Job, starts: Sequence[Start], node_ranks: Sequence[int], environ: Mapping[str, str]
+        self,
+        job: Job,
+        starts: Sequence[Start],
+        node_ranks: Sequence[int],
+        environ: Mapping[str, str],
+        at_once: int,
     ) -> None:
-        """``node_ranks``: the node rank of each place. Raises OSError: no descriptors are left."""
+        """Raises OSError: no descriptors are left.
+
+        ``node_ranks``: the node rank of each place. ``at_once``: how many programs run at a time, if they end
+        as soon as their agents run on by themselves.
+        """
         self._job = job
         self._node_ranks = node_ranks
         unset = {name for start in starts for name in start.unset}
         # An agent takes its place from them: those of its launcher, not of one around this command.
         outer = without_ranks(environ, TASKS[:-1])
         self._environ = {name: value for name, value in outer.items() if name not in unset}
-        self._programs = [Starter(start, node_ranks) for start in starts]
-        self._kept = [Starter(one, node_ranks) for start in starts for one in start.kept]
-        """The programs of the keeper, by place."""
+        self._programs = {number: Starter(start, node_ranks, number) for number, start in enumerate(starts)}
+        """By the engine's numbers, the latest program of each host last."""
+        self._detaches = any(start.detaches for start in starts)
+        self._at_once = at_once if self._detaches else None
+        self._stays_open = any(start.node_rank is not None and not start.speaks for start in starts)
+        self._is_ending = False
+        self.supervisor: Supervisor
+        """That of the head, from the begin of its agent on."""
+        self._plan: NodePlan
         self.streams: dict[int, int] = {}
         """Our descriptor of the connection to each agent that talks over its program's streams, by place."""
-        self._orders: socket.socket | None = None
-        """Our end of the connection to the keeper, if there is one."""
-        self._waiting: dict[int | None, Begin | End] = {}
-        """Orders that the keeper has not taken, one for each place, and one about the end."""
-        self._retry_s: float | None = None
         self.told: set[int] = set()
         """Places for which the user was told why no agent has come."""
         self._keyed: set[int] = set()
@@ -185,40 +216,39 @@ class Starters:
         """Files and directories that we have made, each with the call that removes it."""
         self.why_lost = ""
         """How the last program that has ended did so."""
-        for program in self._programs:
+        for program in self._programs.values():
             if program.start.speaks:
-                self.streams[program.places[0]] = program.connect().detach()
-            elif program.start.kept:
-                self._orders = program.connect(socket.SOCK_SEQPACKET)
-                self._orders.setblocking(False)
+                self.streams[program.places[0]] = program.connect()
 
     def plan(self) -> NodePlan:
         """What the engine has to start. The agents learn of signals to the job in other ways."""
         job, signals = self._job, self._job.signals
         plan = plan_starts(
-            [one.start for one in self._programs],
+            [one.start for one in self._programs.values()],
             [host.name for host in job.hosts],
-            [one.fd for one in self._programs],
+            [one.fd for one in self._programs.values()],
             self._environ,
             command=job.flavour.command,
             name=job.program.name,
             grace_s=signals.grace_s + MARGIN_S,
+            at_once=self._at_once,
             log_level=job.log_level,
         )
-        return replace(
+        self._plan = replace(
             plan,
             signals=signal_meanings(job),
             preempt_signal=signals.preempt,
             preempt_grace_s=None if signals.preempt_grace_s is None else signals.preempt_grace_s + MARGIN_S,
-            group=replace(plan.group, tells_signals=True),
+            group=replace(plan.group, tells_signals=True, stays_open=self._stays_open),
             hang_timeout_s=job.hang_timeout_s,
             hang_action=job.hang_action,
             metrics=job.metrics,
         )
+        return self._plan
 
     def prepare(self) -> None:
         """Write the files that the programs read, for this user alone. Raises LauncherError."""
-        files = [entry for program in self._programs for entry in program.start.files]
+        files = [entry for program in self._programs.values() for entry in program.start.files]
         try:
             for folder in dict.fromkeys([os.path.dirname(path) for path, _ in files]):
                 os.mkdir(folder, 0o700)
@@ -242,55 +272,69 @@ class Starters:
 
     def disown(self) -> None:
         """Close the connections in the guard: they belong to the agent."""
-        for program in self._programs:
+        for program in self._programs.values():
             program.let_go()
-        if self._orders is not None:
-            self._orders.close()
 
     # ------------------------------------------------------------------ orders
 
-    def reach(self, place: int) -> None:
-        """Let the keeper start the program of a host again."""
-        starter = self._kept[place]
-        starter.turn += 1
-        starter.lines.clear()
+    def reach(self, place: int) -> list[object]:
+        """Start the program of a host again, once the last one has ended. Returns what follows."""
         self._keyed.discard(place)
-        self._waiting[place] = Begin(place, starter.turn)
-        self._send_orders()
+        worker, last = [found for found in self._programs.items() if place in found[1].places][-1]
+        last.is_replaced = True
+        if last.has_ended:
+            return self._replace(worker)
+        self._stop(worker)
+        return []
 
     def end(self, places: Sequence[int]) -> bool:
-        """Let the keeper end the programs of these places now, and itself soon. False: there is no keeper."""
-        if self._orders is None:
+        """End the programs of these places now, and the group with the last one. False: it ends by itself."""
+        if not self._stays_open:
             return False
-        self._waiting[None] = End(tuple(places))
-        self._send_orders()
+        self._is_ending = True
+        for worker, program in self._programs.items():
+            if not program.has_ended and not set(program.places).isdisjoint(places):
+                self._stop(worker)
+        self._end_with_the_last()
         return True
 
-    def _send_orders(self) -> None:
-        self._retry_s = None
-        assert self._orders is not None
+    def _replace(self, worker: int) -> list[object]:
+        """Start a program that has ended again, and forget what it has said."""
+        last = self._programs[worker]
         try:
-            for about, order in list(self._waiting.items()):
-                self._orders.send(to_line(order))
-                del self._waiting[about]
-        except BlockingIOError:
-            self._retry_s = time.monotonic() + RETRY_S
-        except OSError:  # the keeper is gone, and so is the job
-            self._waiting.clear()
+            added = self.supervisor.add(worker_spec(self._plan, self._plan.workers[last.number]))
+        except EngineError as error:
+            return [Missing(last.places, str(error))]
+        del self._programs[worker]
+        self._programs[added] = Starter(last.start, self._node_ranks, last.number)
+        return []
+
+    def _stop(self, worker: int) -> None:
+        program = self._programs[worker]
+        if program.kill_s is None:
+            program.kill_s = time.monotonic() + KILL_S
+            self.supervisor.signal(SIGTERM, worker)
+
+    def _end_with_the_last(self) -> None:
+        """End the group if no program is left, or if those that are left were not started by now."""
+        is_last = self._detaches or all(program.has_ended for program in self._programs.values())
+        if self._is_ending and is_last:
+            self.supervisor.stop(grace_s=KILL_S)
 
     # ------------------------------------------------------------------ what is heard
 
     @property
     def deadline_s(self) -> float | None:
         """`time.monotonic` when to call `go_on`; None: nothing is due."""
-        due = [one.due_s for one in self._programs if one.exit is not None]
-        due += [] if self._retry_s is None else [self._retry_s]
+        programs = self._programs.values()
+        due = [one.due_s for one in programs if one.exit is not None]
+        due += [one.kill_s for one in programs if one.kill_s is not None and not one.has_ended]
         return min(due, default=None)
 
     def last_words(self, places: Sequence[int]) -> list[str]:
         """What these places have said, or the programs that mark no lines, if the user does not know it."""
         found: list[str] = []
-        for program in self._programs:
+        for program in () if self._stays_open else self._programs.values():  # lost hosts were told at once
             mine = [place for place in program.places if place in places and place not in self.told]
             if mine and not program.is_ssh and not program.labels:
                 found += program.last_words()
@@ -298,10 +342,12 @@ class Starters:
         return found[-KEPT_LINES:]
 
     def go_on(self, now_s: float) -> list[object]:
-        """Send orders that wait, and report programs whose last words were awaited long enough."""
-        if self._waiting:
-            self._send_orders()
-        late = [program for program in self._programs if program.due_s <= now_s]
+        """Kill programs that do not end, and report those whose last words were awaited long enough."""
+        for worker, program in self._programs.items():
+            if program.kill_s is not None and program.kill_s <= now_s and not program.has_ended:
+                program.kill_s += KILL_S
+                self.supervisor.signal(SIGKILL, worker)
+        late = [program for program in self._programs.values() if program.due_s <= now_s]
         return [one for program in late for one in self._conclude(program)]
 
     def hear(self, event: object) -> list[object]:
@@ -310,19 +356,26 @@ class Starters:
             self._programs[event.worker].let_go()
             return []
         if isinstance(event, Exited):
-            return self._hear_exit(self._programs[event.exit.worker], event.exit)
+            return self._hear_exit(event.exit)
         if not isinstance(event, Output):
             return []
-        program = self._programs[event.worker]
-        take = self._hear_answer if program.start.kept else self._hear_line
-        news = [one for text in program.streams[event.stream].feed(event.data) for one in take(program, text)]
+        program = self._programs.get(event.worker)
+        if program is None or program.is_replaced:
+            return []
+        lines = program.streams[event.stream].feed(event.data)
+        news = [one for text in lines for one in self._hear_line(program, text)]
         if not event.data and event.stream == STDERR:
             program.is_silent = True
             news += self._conclude(program)
         return news
 
-    def _hear_exit(self, program: Starter, exit_: Exit) -> list[object]:
+    def _hear_exit(self, exit_: Exit) -> list[object]:
+        program = self._programs[exit_.worker]
         program.let_go()
+        program.has_ended = True
+        if program.is_replaced and not self._is_ending:
+            return self._replace(exit_.worker)
+        self._end_with_the_last()
         program.exit, program.due_s = exit_, time.monotonic() + LAST_WORDS_S
         news: list[object] = []
         if exit_.signal is not None and not exit_.caused_by_stop and program.start.node_rank is None:
@@ -334,15 +387,12 @@ class Starters:
     def _conclude(self, program: Starter) -> list[object]:
         """Report a program that has ended and written all its output."""
         exit_, program.exit = program.exit, None
-        if exit_ is None:
+        if exit_ is None or program.is_replaced:
             return []
         self.why_lost = program.why_lost(exit_)
-        is_odd = exit_.exec_errno is not None or exit_.signal is not None
-        return self._hear_end(program, exit_.status, reason(exit_) if is_odd else "")
-
-    def _hear_end(self, program: Starter, status: int, how: str = "") -> list[object]:
-        """A program has ended: agents that have not answered never will. ``how``: it had no exit code."""
-        serves_all = program.start.node_rank is None
+        status, serves_all = exit_.status, program.start.node_rank is None
+        how = reason(exit_) if exit_.exec_errno is not None or exit_.signal is not None else ""
+        # Agents that have not answered never will.
         if not how and status == 0 and (serves_all or program.start.detaches):
             return []
         if not how and program.is_ssh:
@@ -352,18 +402,6 @@ class Starters:
         last = f": {lines[-1]}" if lines and not said else ""
         why = how or f"ended with {status} before its agent had answered{last}"
         return [Missing(program.places, f"{name} {why}", said)]
-
-    def _hear_answer(self, keeper: Starter, text: str) -> list[object]:
-        try:
-            answer = from_line(text.encode("ascii"), {"Answer": Answer})
-        except (JobFormatError, UnicodeEncodeError):
-            return self._hear_line(keeper, text)
-        if answer.place >= len(self._kept) or answer.turn != self._kept[answer.place].turn:
-            return []  # the program was ended, because its host is reached again
-        starter = self._kept[answer.place]
-        if answer.status is not None:
-            return self._hear_end(starter, answer.status)
-        return self._hear_line(starter, answer.line)
 
     def _hear_line(self, program: Starter, text: str) -> list[object]:
         places, said = program.about(text)

@@ -64,8 +64,6 @@ class Start(Record):
     """The only host that the command serves; None: all hosts."""
     detaches: bool = False
     """The command ends with 0 as soon as its agent runs on without it."""
-    kept: tuple[Start, ...] = ()
-    """The commands, one for each host, that this command starts when the head orders it to."""
     speaks: bool = False
     """Its stdin and stdout are the connection to the agent (ssh); else the agents connect by themselves."""
     labels: tuple[tuple[str, int], ...] = ()
@@ -83,13 +81,15 @@ def plan_starts(
     command: str,
     name: str,
     grace_s: float,
+    at_once: int | None = None,
     log_level: str = "warning",
 ) -> NodePlan:
     """The plan of commands that the launching host starts. Reports say ``host NAME`` or ``launcher PROGRAM``.
 
     ``hosts``: their names, by node rank. ``fds``: our descriptor that each command gets as stdin, and if it
     speaks, as stdout. ``environ``: the environment of the commands. ``is_shown``: their output goes to the
-    console, each line behind the name of its host; else we read it from pipes.
+    console, each line behind the name of its host; else we read it from pipes. ``at_once``: how many run at
+    the same time; None: all.
     """
     workers = []
     for index, (start, fd) in enumerate(zip(starts, fds, strict=True)):
@@ -117,7 +117,7 @@ def plan_starts(
         master_addr="",
         master_port=0,
         world_size=len(workers),
-        group=LaunchSpec((), on_failure="report", grace_s=grace_s),
+        group=LaunchSpec((), on_failure="report", grace_s=grace_s, at_once=at_once),
         log_level=log_level,
         command=command,
         name=name,

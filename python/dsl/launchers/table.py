@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from json import dumps
-
 from dsl._record import replace
 from dsl.launchers.base import FIRST_PLACE, Agents, Start
 from dsl.launchers.hydra import impi, mpich, mvapich
@@ -58,12 +56,13 @@ def starts_of(
         HostNameError: the launcher cannot be given the name of a host.
         LauncherError: the user's words for the launcher do not fit.
     """
+    detaches = _detaches(job, remote)
     words: tuple[str, ...] = ("-m", "dsl_launcher.node", "--heartbeat", f"{remote.heartbeat_s:g}")
     if uses_streams(job, remote):
         words += ("--stdio",)
     else:
         words += ("--connect", ",".join(addresses))
-        words += ("--detach",) if _detaches(job, remote) else ()
+        words += ("--detach",) if detaches else ()
         if remote.launcher not in BY_SSH:
             words += ("--per-node" if remote.per_node else "--per-rank",)
         if remote.launcher == "slurm" and not facts.environ.get("SLURM_JOB_ID"):
@@ -80,9 +79,9 @@ def starts_of(
         is_cuda=job.accelerator == "cuda",
     )
     starts = each_host(remote, agents) if remote.is_elastic else TABLE[remote.launcher](remote, agents)
-    if is_dry or not (remote.is_elastic or _detaches(job, remote)):
+    if is_dry or not (remote.is_elastic or detaches):
         return starts
-    return (kept(starts, agents, 0 if remote.is_elastic else remote.fanout),)
+    return tuple([replace(start, speaks=False, detaches=detaches) for start in starts])
 
 
 def _named_for(launcher: LauncherName, hosts: tuple[Host, ...], own: str) -> tuple[Host, ...]:
@@ -117,7 +116,7 @@ def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
             agents,
             hosts=(host,),
             words=(*agents.words, FIRST_PLACE, str(place)),
-            folder=f"{agents.folder}/{place}",
+            folder=f"{agents.folder}_{place}",
         )
         own = slice(place, place + 1)
         one = replace(remote, pythons=remote.pythons[own], devices=remote.devices[own])
@@ -125,20 +124,3 @@ def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
         labels = tuple([(label, place) for label, _ in start.labels])
         starts.append(replace(start, node_rank=place, labels=labels))
     return tuple(starts)
-
-
-def kept(starts: Sequence[Start], agents: Agents, at_once: int = 0) -> Start:
-    """One command that runs these commands, one for each host: see `dsl.agent.keeper`.
-
-    They inherit its environment. ``at_once``: so many run at a time, and end as soon as their agents run on
-    by themselves; 0: all run at the same time, as long as their agents.
-    """
-    path = f"{agents.folder}/commands.json"
-    text = dumps({"at_once": at_once, "commands": [list(start.argv) for start in starts]})
-    return Start(
-        argv=(agents.python, "-m", "dsl_launcher.fanout", path),
-        env=starts[0].env,
-        unset=starts[0].unset,
-        files=((path, text), *[file for start in starts for file in start.files]),
-        kept=tuple([replace(start, speaks=False, detaches=at_once > 0) for start in starts]),
-    )

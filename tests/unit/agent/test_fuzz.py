@@ -6,6 +6,7 @@ test's, and the clock. Two agents say what agents say. A third one does, too, an
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.events import a_report
-from tests.support.launchers import make_agents
 
 from dsl._record import fields
 from dsl.agent import head as head_module
@@ -43,7 +43,6 @@ from dsl.control.messages import (
     message_to_bytes,
 )
 from dsl.launchers.base import Start
-from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Membership
 from dsl.model.remote import Remote
@@ -299,12 +298,13 @@ class Stage:
             remote = Remote("pdsh", least_nodes=1, most_nodes=HOSTS, wait_s=600.0)
             self.conductor = Conductor(reached_terms(job, remote, assignment), 1000.0)
             starts = [Start(argv=("pdsh",), node_rank=rank) for rank in range(HOSTS)]
-            start = kept(starts, make_agents({}))
         else:
             self.conductor = Conductor(reached_terms(job, Remote("pdsh"), assignment), 1000.0)
             labels = tuple((f"n{rank}", rank) for rank in range(HOSTS))
-            start = Start(argv=("pdsh",), labels=labels)
-        self.starters = Starters(job, [start], range(HOSTS), {})
+            starts = [Start(argv=("pdsh",), labels=labels)]
+        self.starters = Starters(job, starts, range(HOSTS), {}, at_once=64)
+        self.starters.plan()
+        self.starters.supervisor = Mock(add=Mock(side_effect=count(HOSTS)))
         self.head = Head(job, self.conductor, self.starters, self.hub)
 
     def close(self) -> None:

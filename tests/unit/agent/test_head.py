@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 from tests.support.events import a_report, an_exit, exited
-from tests.support.launchers import make_agents
 
 from dsl import Ended, Output, SignalReceived
 from dsl.agent.head import Head
@@ -21,7 +19,6 @@ from dsl.conductor.orders import Show
 from dsl.conductor.terms import reached_terms
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Said, Stop
 from dsl.launchers.base import Start
-from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Outcome
 from dsl.model.remote import Remote
@@ -31,7 +28,7 @@ from dsl.report.verdict import verdict
 
 STDOUT, STDERR = 1, 2
 PDSH = Start(argv=("pdsh",), labels=(("n0", 0), ("n1", 1)))
-KEPT = kept([Start(argv=("ssh", f"n{rank}"), node_rank=rank) for rank in range(2)], make_agents({}))
+COME_AND_GO = [Start(argv=("ssh", f"n{rank}"), node_rank=rank) for rank in range(2)]
 MADE: list[Stage] = []
 
 
@@ -40,7 +37,7 @@ class Stage:
 
     def __init__(self, *starts: Start) -> None:
         MADE.append(self)
-        is_elastic = bool(starts[0].kept)
+        is_elastic = len(starts) > 1
         job = Job(
             flavour=ELASTIC if is_elastic else DEEPSPEED,
             program=Program("script", "train.py"),
@@ -51,26 +48,22 @@ class Stage:
         self.hub = Mock(read=Mock(return_value=[]), has_lost_output=False)
         remote = Remote("ssh", least_nodes=1, most_nodes=2, wait_s=600.0) if is_elastic else Remote("pdsh")
         self.conductor = Conductor(reached_terms(job, remote, Assignment("1", job, 0)), time.monotonic())
-        self.starters = Starters(job, starts, (0, 1), {})
+        self.starters = Starters(job, starts, (0, 1), {}, at_once=64)
         self.head = Head(job, self.conductor, self.starters, self.hub)
         plan = self.head.plan(0)
         assert plan is not None
-        self.orders_fd = plan.workers[0].stdin_fd
+        self.supervisor = Mock(add=Mock(return_value=2))
+        self.head.enter(self.supervisor)
 
-    def says(self, data: bytes, stream: int = STDERR) -> None:
-        """The first program writes; nothing: that is the end of its output."""
-        event: Any = Mock(spec=Output, worker=0, stream=stream, data=data)
+    def says(self, data: bytes, stream: int = STDERR, program: int = 0) -> None:
+        """A program writes; nothing: that is the end of its output."""
+        event: Any = Mock(spec=Output, worker=program, stream=stream, data=data)
         self.head.hear(event)
 
-    def answers(self, **answer: Any) -> None:
-        """The keeper answers."""
-        self.says(json.dumps({"Answer": answer}).encode() + b"\n", STDOUT)
-
-    def order(self) -> dict[str, Any]:
-        """What the keeper is told next."""
-        assert self.orders_fd is not None
-        order: dict[str, Any] = json.loads(os.read(self.orders_fd, 4096))
-        return order
+    def fails(self, program: int) -> None:
+        """A program ends, and its output."""
+        self.says(b"", program=program)
+        self.head.hear(exited(an_exit(program, code=255)))
 
     def hears(self, *said: tuple[Mock, object]) -> None:
         """Agents speak."""
@@ -208,20 +201,20 @@ def test_what_an_agent_says_does_nothing_to_the_terminal(capfd: pytest.CaptureFi
 def test_a_host_that_cannot_be_reached_is_named_and_reached_again(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elastic = Stage(KEPT)
+    elastic = Stage(*COME_AND_GO)
     elastic.come(0)
-    elastic.answers(place=1, line="ssh: connect to host n1 port 22: No route to host")
-    elastic.answers(place=1, status=255)
+    elastic.says(b"ssh: connect to host n1 port 22: No route to host\n", program=1)
+    elastic.fails(1)
     said = capfd.readouterr().err
     assert "host n1: cannot be reached: ssh: connect to host n1 port 22: No route to host" in said
     later_s = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     elastic.head.read()
-    assert elastic.order() == {"Begin": {"place": 1, "turn": 1}}
+    assert elastic.supervisor.add.call_args[0][0].argv == ("ssh", "n1")
 
 
 def test_an_agent_of_an_elastic_job_is_replaced_by_none_while_it_is_there() -> None:
-    elastic = Stage(KEPT)
+    elastic = Stage(*COME_AND_GO)
     elastic.come(0)
     old = elastic.come(1)
     elastic.come(1).close.assert_called_once_with()
@@ -234,13 +227,16 @@ def test_an_agent_of_an_elastic_job_is_replaced_by_none_while_it_is_there() -> N
 
 
 def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end() -> None:
-    elastic = Stage(KEPT)
+    elastic = Stage(*COME_AND_GO)
     link = elastic.come(0)
-    elastic.answers(place=1, status=255)
+    elastic.fails(1)
     assert sent(link)[-1] is Meeting
     elastic.hears((link, a_report(0, 0)), (link, Bye(0)))
     assert elastic.conductor.roster.is_done
-    assert elastic.order() == {"End": {"places": [1]}}
+    elastic.supervisor.signal.assert_not_called()
+    elastic.supervisor.stop.assert_not_called()
+    elastic.head.hear(exited(an_exit(0)))
+    elastic.supervisor.stop.assert_called_once()
 
 
 def test_a_page_that_cannot_be_shown_changes_the_exit_code(

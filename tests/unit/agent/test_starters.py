@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from tests.support.events import an_exit, exited
-from tests.support.launchers import make_agents
 
-from dsl import Output
-from dsl.agent.keeper import LONGEST_LINE
-from dsl.agent.starters import KeyTold, Killed, Missing, Starters
+from dsl import EngineError, Output
+from dsl._record import replace
+from dsl.agent.starters import KILL_S, LONGEST_LINE, KeyTold, Killed, Missing, Starters
 from dsl.errors import LauncherError
 from dsl.launchers.base import Start
-from dsl.launchers.table import kept
 from dsl.model.job import Host, Job, MeetingPoint, Notice
 from dsl.model.request import Program
 from dsl.plan.flavours import DEEPSPEED
@@ -32,13 +30,13 @@ JOB = Job(
     hosts=(Host("n0", (0,)), Host("n1", (0,))),
     node_count=2,
 )
-AGENTS = make_agents({"n0": 1, "n1": 1}, folder="/folder")
 SSH = [
     Start(argv=("/usr/bin/ssh", name), node_rank=rank, speaks=True) for rank, name in enumerate(("n0", "n1"))
 ]
 PDSH = Start(argv=("pdsh",), labels=(("n0", 0), ("n1", 1)))
 MPIRUN = Start(argv=("mpirun",))
-KEPT = kept(SSH, AGENTS)
+ELASTIC = [replace(start, speaks=False) for start in SSH]
+MANY = [replace(start, detaches=True) for start in ELASTIC]
 MADE: list[Stage] = []
 
 
@@ -47,9 +45,9 @@ class Stage:
 
     def __init__(self, *starts: Start) -> None:
         MADE.append(self)
-        self.starters = Starters(JOB, starts, (0, 1), {"HOME": "/", "GONE": "1"})
+        self.starters = Starters(JOB, starts, (0, 1), {"HOME": "/", "GONE": "1"}, at_once=64)
         self.plan = self.starters.plan()
-        self.orders_fd = self.plan.workers[0].stdin_fd
+        self.supervisor = self.starters.supervisor = Mock(add=Mock(side_effect=count(len(starts))))
 
     def says(self, program: int, data: bytes, stream: int = STDERR) -> list[object]:
         """A program writes; no data: that is its end. What follows, without the lines that are shown for debugging."""
@@ -65,20 +63,19 @@ class Stage:
         """A program ends, and its output, too."""
         return [*self.exits(program, **how), *self.says(program, b"")]
 
-    def answers(self, **answer: Any) -> list[object]:
-        """The keeper answers."""
-        return self.says(0, json.dumps({"Answer": answer}).encode() + b"\n", STDOUT)
+    def added(self) -> list[Any]:
+        """The words of the programs that were added since the last call."""
+        calls = self.supervisor.add.call_args_list
+        words = [call[0][0].argv for call in calls]
+        calls.clear()
+        return words
 
-    def orders(self) -> list[dict[str, Any]]:
-        """What the keeper has been told since the last call."""
-        assert self.orders_fd is not None
-        os.set_blocking(self.orders_fd, False)
-        found = []
-        try:
-            while True:
-                found.append(json.loads(os.read(self.orders_fd, 4096)))
-        except BlockingIOError:
-            return found
+    def signals(self) -> list[tuple[int, int]]:
+        """The signals that programs have got since the last call, and the numbers of these programs."""
+        calls = self.supervisor.signal.call_args_list
+        sent = [call[0] for call in calls]
+        calls.clear()
+        return sent
 
 
 @pytest.fixture(autouse=True)
@@ -137,12 +134,10 @@ def test_what_a_program_writes_last_is_waited_for_but_not_long() -> None:
     ],
 )
 def test_the_end_of_an_ssh_tells_how_to_mend_it(said: str, status: int, why: str) -> None:
-    ssh, elastic = Stage(*SSH), Stage(KEPT)
-    ssh.says(0, said.encode())
-    assert why in missing(ssh.ends(0, code=status))[0][1]
-    for line in said.splitlines():
-        elastic.answers(place=0, line=line)
-    assert why in missing(elastic.answers(place=0, status=status))[0][1]
+    for starts in (SSH, ELASTIC):
+        ssh = Stage(*starts)
+        ssh.says(0, said.encode())
+        assert why in missing(ssh.ends(0, code=status))[0][1]
 
 
 def test_a_launcher_that_fails_is_quoted() -> None:
@@ -242,8 +237,8 @@ def test_a_key_in_a_line_of_an_unknown_host_is_said_at_once_and_never_shown(mark
 
 def test_only_programs_over_ssh_carry_keys() -> None:
     """A rank of an MPI says what it likes."""
-    mpirun = kept([Start(argv=("mpirun",), node_rank=rank) for rank in range(2)], AGENTS)
-    assert Stage(mpirun).answers(place=1, line=key_line(1).decode()) == []
+    each = [Start(argv=("mpirun",), node_rank=rank) for rank in range(2)]
+    assert Stage(*each).says(1, key_line(1), STDOUT) == []
     assert Stage(MPIRUN).says(0, key_line(1) + b"n1: " + key_line(1), STDOUT) == []
     assert Stage(*SSH).says(1, key_line(1)) == []
 
@@ -262,91 +257,110 @@ def test_a_host_whose_ssh_failed_is_known_by_what_pdsh_calls_it() -> None:
     assert pdsh.says(0, b"n0: dsl-agent-ended 1 0\nn0: dsl-agent-ended 0 7\n", STDOUT) == []
 
 
-# The keeper.
+# Programs that come and go.
 
 
-def test_the_keeper_is_the_one_program_and_inherits_what_the_others_need() -> None:
-    starts = [Start(argv=("srun",), node_rank=0, env=(("KEY", "k"),), unset=("GONE",))] * 2
-    plan = Stage(kept(starts, AGENTS)).plan
-    (worker,) = plan.workers
-    assert worker.stdin_fd is not None
-    assert worker.argv == ("/opt/py", "-m", "dsl_launcher.fanout", "/folder/commands.json")
-    assert (worker.stdout.pipe, dict(worker.env), dict(plan.env)) == (True, {"KEY": "k"}, {"HOME": "/"})
+def test_the_group_stays_open_where_programs_come_and_go() -> None:
+    def kind(*starts: Start) -> tuple[bool, int | None, str]:
+        group = Stage(*starts).plan.group
+        return group.stays_open, group.at_once, group.on_failure
+
+    assert kind(*ELASTIC) == (True, None, "report")
+    assert kind(*MANY) == (True, 64, "report")
+    assert kind(*SSH) == kind(PDSH) == (False, None, "report")
+
+
+def test_each_program_has_its_own_variables() -> None:
+    plan = Stage(
+        *[Start(argv=("srun",), node_rank=n, env=(("KEY", str(n)),), unset=("GONE",)) for n in (0, 1)]
+    ).plan
+    assert [dict(worker.env) for worker in plan.workers] == [{"KEY": "0"}, {"KEY": "1"}]
+    assert dict(plan.env) == {"HOME": "/"}
 
 
 def test_a_host_that_is_reached_again_tells_another_key_and_its_last_program_does_not_count() -> None:
     """The last one ends because the host is reached again, which is no failure of the new one."""
-    elastic, line = Stage(KEPT), key_line(1).decode()
-    assert elastic.answers(place=1, line=line) == [KeyTold(1, b"\xab" * 32)]
-    assert elastic.answers(place=1, line=line) == [warning("host n1 has told a second key")]
-    elastic.starters.reach(1)
-    assert elastic.orders() == [{"Begin": {"place": 1, "turn": 1}}]
-    assert elastic.answers(place=1, line=line) == elastic.answers(place=1, status=143) == []
-    assert elastic.answers(place=1, turn=1, line=line) == [KeyTold(1, b"\xab" * 32)]
-    assert missing(elastic.answers(place=1, turn=1, status=143))[0][0] == (1,)
+    elastic, line = Stage(*ELASTIC), key_line(1)
+    assert elastic.says(1, line, STDOUT) == [KeyTold(1, b"\xab" * 32)]
+    assert elastic.says(1, line, STDOUT) == [warning("host n1 has told a second key")]
+    assert elastic.starters.reach(1) == []
+    assert (elastic.signals(), elastic.added()) == ([(15, 1)], []), (
+        "the new one waits for the end of the last"
+    )
+    assert elastic.says(1, line, STDOUT) == elastic.ends(1, code=143) == []
+    assert elastic.added() == [("/usr/bin/ssh", "n1")]
+    assert elastic.says(1, line, STDOUT) == [], "another process has its output"
+    assert elastic.says(2, line, STDOUT) == [KeyTold(1, b"\xab" * 32)]
+    assert missing(elastic.ends(2, code=255))[0][0] == (1,)
+    assert elastic.starters.reach(1) == []
+    assert elastic.added() == [("/usr/bin/ssh", "n1")], "at once, as nothing is left of the last"
+    assert elastic.starters.deadline_s is None
+
+
+def test_a_program_that_does_not_want_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr("dsl.agent.starters.time.monotonic", lambda: now_s[0])
+    elastic = Stage(*ELASTIC)
+    elastic.starters.reach(0)
+    elastic.starters.reach(0)
+    assert elastic.signals() == [(15, 0)], "once"
+    due_s = elastic.starters.deadline_s
+    assert due_s == now_s[0] + KILL_S
+    elastic.starters.go_on(due_s - 1)
+    assert elastic.signals() == []
+    elastic.starters.go_on(due_s)
+    assert elastic.signals() == [(9, 0)]
+    elastic.exits(0, signal=9)
+    assert (elastic.added(), elastic.starters.deadline_s) == ([("/usr/bin/ssh", "n0")], None)
+
+
+def test_a_program_that_cannot_be_added_is_missing_and_may_be_tried_again() -> None:
+    elastic = Stage(*ELASTIC)
+    elastic.ends(0, code=255)
+    add = elastic.supervisor.add
+    add.side_effect = EngineError("no processes are left")
+    assert missing(elastic.starters.reach(0)) == [((0,), "no processes are left")]
+    add.side_effect = [2]
+    assert elastic.starters.reach(0) == []
 
 
 def test_an_agent_that_runs_on_by_itself_is_not_missing() -> None:
-    many = Stage(kept(SSH, AGENTS, 64))
-    assert many.answers(place=1, status=0) == []
-    assert missing(many.answers(place=0, status=255))[0][0] == (0,)
-    assert missing(Stage(KEPT).answers(place=1, status=0))[0][0] == (1,)
+    many = Stage(*MANY)
+    assert many.ends(1, code=0) == []
+    assert missing(many.ends(0, code=255))[0][0] == (0,)
+    assert missing(Stage(*ELASTIC).ends(1, code=0))[0][0] == (1,)
+
+
+def test_the_group_ends_with_the_last_program_and_those_of_lost_hosts_are_ended() -> None:
+    assert not Stage(*SSH).starters.end([0]), "it ends by itself"
+    elastic = Stage(*ELASTIC)
+    elastic.starters.reach(1)
+    elastic.signals()
+    assert elastic.starters.end([0, 1])
+    assert elastic.signals() == [(15, 0)]
+    elastic.exits(1, code=143)
+    assert (elastic.added(), elastic.supervisor.stop.called) == ([], False)
+    elastic.exits(0, code=143)
+    assert elastic.supervisor.stop.called
+    many = Stage(*MANY)
+    assert many.starters.end([])
+    assert many.supervisor.stop.called, "no agent needs its program, and some programs may not have begun"
 
 
 def test_a_long_line_of_a_host_is_heard_whole() -> None:
-    elastic = Stage(KEPT)
-    elastic.answers(place=1, line="\x00" * (LONGEST_LINE - 20) + " ends here")
-    assert "ends here (exit code 1)" in missing(elastic.answers(place=1, status=1))[0][1]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        *({"place": place, "status": 1} for place in (9, -1, True, "1", 1.5)),
-        *({"place": 1, name: value} for name, value in (("status", "1"), ("line", [1]), ("odd", 1))),
-        {"place": 1, "turn": 7, "status": 1},
-    ],
-)
-def test_an_answer_of_the_wrong_kind_is_no_more_than_a_word_of_the_keeper(said: dict[str, Any]) -> None:
-    elastic = Stage(KEPT)
-    assert elastic.answers(**said) == []
-    assert elastic.answers(place=1, status=255) != []
-    elastic.says(0, b"Traceback\n[1, 2]\n")
-    (end,) = elastic.ends(0, code=1)
-    assert isinstance(end, Missing)
-    assert end.said[-2:] == ("py: Traceback", "py: [1, 2]")
-
-
-def test_orders_that_a_keeper_does_not_take_wait_and_are_few() -> None:
-    elastic, count = Stage(KEPT), 2000
-    for _ in range(count):
-        elastic.starters.reach(0)
-        elastic.starters.reach(1)
-    assert elastic.starters.end([1])
-    due_s = elastic.starters.deadline_s
-    assert due_s is not None
-    assert due_s <= time.monotonic() + 1
-    taken = elastic.orders()
-    assert len(taken) < count
-    assert taken == [{"Begin": {"place": n % 2, "turn": n // 2 + 1}} for n in range(len(taken))]
-    elastic.starters.go_on(due_s)
-    late = sorted(elastic.orders(), key=str)
-    assert late == [
-        {"Begin": {"place": 0, "turn": count}},
-        {"Begin": {"place": 1, "turn": count}},
-        {"End": {"places": [1]}},
-    ]
-    assert elastic.starters.deadline_s is None
+    elastic = Stage(*ELASTIC)
+    elastic.says(1, b"\x01" * (LONGEST_LINE - 20) + b" ends here\n")
+    assert "ends here (exit code 1)" in missing(elastic.ends(1, code=1))[0][1]
 
 
 def test_files_are_for_this_user_alone_and_go_with_the_job(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    files = [((f"{folder}/{rank}/hosts", f"n{rank}\n"),) for rank in range(2)]
+    files = [((f"{folder}_{rank}/hosts", f"n{rank}\n"),) for rank in range(2)]
     starts = [Start(argv=("mpirun",), node_rank=rank, files=some) for rank, some in enumerate(files)]
-    one = Stage(kept(starts, make_agents({}, folder=str(folder)))).starters
+    one = Stage(*starts).starters
     one.prepare()
-    assert (folder / "1" / "hosts").read_text() == "n1\n"
-    assert json.loads((folder / "commands.json").read_text())["commands"] == [["mpirun"], ["mpirun"]]
+    folder = tmp_path / "run_1"
+    assert (folder / "hosts").read_text() == "n1\n"
     assert folder.stat().st_mode & 0o777 == 0o700
     one.finish()
     assert list(tmp_path.iterdir()) == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 
 import pytest
-from tests.support.launchers import make_agents, starts
+from tests.support.launchers import starts
+from tests.support.machine import make_facts
+from tests.support.requests import make_request
 
-from dsl.launchers.table import kept
+from dsl.launchers.table import starts_of
+from dsl.plan.job import plan_job
 
 HOSTS = {"a": 2, "b": 1}
 OPTIONS = [
@@ -93,15 +95,15 @@ def test_pdsh_carries_no_variables_and_says_so() -> None:
         starts("pdsh", HOSTS, variables=(("KEY", "x"),))
 
 
-def test_one_program_runs_the_commands_of_many_hosts_whose_agents_stay_behind() -> None:
-    """No variable with a key is among its words or in its file."""
-    found = starts("ssh", HOSTS, words=(*WORDS[2:], "--detach"))
-    one = kept(found, make_agents(HOSTS), 64)
-    ((path, text),) = one.files
-    assert one.argv[-3:] == ("-m", "dsl_launcher.fanout", path)
-    assert (one.speaks, one.node_rank, one.env) == (False, None, ())
-    asked = json.loads(text)
-    assert (asked["at_once"], asked["commands"]) == (64, [list(start.argv) for start in found])
-    for place, start in enumerate(one.kept):
-        assert (start.speaks, start.detaches, start.node_rank) == (False, True, place)
-        assert start.argv[-1].endswith(f"--detach --place {place}")
+def test_with_more_hosts_than_ssh_reaches_at_once_agents_stay_behind() -> None:
+    """No variable with a key is among the words."""
+    files = {"H": "a slots=1\nb slots=1\nc slots=1\n"}
+    for fanout, is_many in (("2", True), ("3", False)):
+        facts = make_facts(files=files, environ={"DSL_SSH_FANOUT": fanout})
+        planned = plan_job(make_request("deepspeed", hostfile="H", launcher="ssh"), facts)
+        assert planned.remote is not None
+        found = starts_of(planned.job, planned.remote, facts, is_root=False, variables=(("KEY", "x"),))
+        for place, start in enumerate(found):
+            assert (start.speaks, start.detaches, start.node_rank) == (not is_many, is_many, place)
+            assert ("--detach" in start.argv[-1].split(), start.env) == (is_many, ())
+            assert start.argv[-1].endswith(f" --place {place}")
