@@ -15,8 +15,7 @@ from dsl.cli.parser import Parser
 from dsl.cli.torchrun import parse_args, to_request
 from dsl.errors import UsageError
 from dsl.output.grammar import parse_words
-from dsl.plan.flavours import TORCH
-from dsl.plan.program import worker_commands
+from dsl.plan.worker import TORCH, worker_commands
 
 Case = tuple[list[str], dict[str, str], dict[str, Any]]
 

@@ -14,7 +14,7 @@ from dsl.control.messages import Assignment, Checked, Failing, Hello, Lost
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.remote import Remote
 from dsl.model.request import Program, SignalRequest
-from dsl.plan.flavours import DEEPSPEED, ELASTIC
+from dsl.plan.worker import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ from dsl._record import Record
 from dsl.control.messages import Hello
 from dsl.errors import OptionError
 from dsl.lists import MOST_SECONDS, parse_seconds, quote, with_port
-from dsl.plan.environ import JOB_KEY_VARIABLE
+from dsl.plan.worker import JOB_KEY_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.observation import Look, SignalRank
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, History, Membership, own_code
-from dsl.plan.environ import shared_ranks
+from dsl.plan.worker import shared_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from dsl.errors import LogDirError
 from dsl.model.job import Notice, refuse_fallbacks
 from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
 from dsl.output.routes import without_files
-from dsl.plan.environ import choose_timer_file
 from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
-from dsl.plan.program import CALL_FILE, RESULT_FILE, WORKER_FILE
+from dsl.plan.worker import CALL_FILE, RESULT_FILE, WORKER_FILE, choose_timer_file
 from dsl.rendezvous.static import Static
 from dsl.spec import LaunchSpec, Stdio, WorkerSpec
 

@@ -10,7 +10,7 @@ from dsl.lists import counted, format_ranges, numbered
 from dsl.machine.check import check_program, find_executable, is_out_of_reach
 from dsl.machine.network import is_loopback
 from dsl.model.request import DEFAULT_MASTER_PORT
-from dsl.plan.environ import accelerator_of, inherited_environment, shown_slots
+from dsl.plan.worker import accelerator_of, inherited_environment, shown_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ..
 def need_debugger(job: Job, environ: Mapping[str, str], facts: Facts) -> None:
     """Refuse workers that have to run under debugpy if their interpreter lacks it. Raises OptionError."""
     from dsl.machine import programs
-    from dsl.plan.program import interpreter_of
+    from dsl.plan.worker import interpreter_of
 
     is_call = job.program.kind == "call"
     interpreter = interpreter_of(job.flavour, environ, facts.names.executable)

@@ -21,8 +21,8 @@ from dsl.launchers.ssh import DENIED, GIVES_UP, SSH_FAILED
 from dsl.launchers.table import BY_SSH
 from dsl.lists import TASKS, parse_number
 from dsl.model.job import Notice
-from dsl.plan.environ import without_ranks
 from dsl.plan.node import signal_meanings
+from dsl.plan.worker import without_ranks
 from dsl.printable import printable
 from dsl.report.verdict import reason
 

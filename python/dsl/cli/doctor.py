@@ -17,9 +17,8 @@ from dsl.lists import parse_number
 from dsl.model.health import MeetingLook
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT, Request
-from dsl.plan.environ import inherited_environment
-from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import JobPlan, plan_job
+from dsl.plan.worker import FLAVOURS, inherited_environment
 from dsl.report.speak import show_text
 
 STORE_PORT = 29400

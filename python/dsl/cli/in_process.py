@@ -16,9 +16,8 @@ from dsl.functions.config import OPTION_NAMES, LaunchConfig, refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
 from dsl.lists import parse_number
 from dsl.model.options import BadValueError, Option
-from dsl.plan.flavours import TORCH
 from dsl.plan.meeting_point import STATIC, meeting_kind
-from dsl.plan.program import LOCAL_RANK_MACRO, worker_commands
+from dsl.plan.worker import LOCAL_RANK_MACRO, TORCH, worker_commands
 from dsl.report.narrator import CONSOLE
 from dsl.report.plan import show_plan
 

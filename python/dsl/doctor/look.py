@@ -21,8 +21,7 @@ from dsl.machine.programs import read_constants
 from dsl.model.health import DeviceLook, Directory, FolderLook, Health, Holder, LimitLook, ProgramLook
 from dsl.model.job import Flavour, Job
 from dsl.model.request import OutputRequest, Program
-from dsl.plan.environ import inherited_environment
-from dsl.plan.program import interpreter_of
+from dsl.plan.worker import inherited_environment, interpreter_of
 
 INTERPRETER_S = 5.0
 """An interpreter gets this long to say its version."""

@@ -58,7 +58,7 @@ def refuse_fallbacks(notices: Iterable[Notice]) -> None:
 class Flavour(Record):
     """The environment and argument habits of one family of launchers, as data.
 
-    `dsl.plan.environ` has the facts that variables can tell.
+    `dsl.plan.worker` has the facts that variables can tell.
     """
 
     command: str

@@ -11,7 +11,7 @@ from dsl.errors import OptionError, PortError
 from dsl.lists import BEYOND, LAST_PORT, find_runs, parse_range, quote
 from dsl.model.job import Host, Job, Notice
 from dsl.model.remote import PDSH_SSH_ARGS, Remote
-from dsl.plan.program import words_of_interpreter
+from dsl.plan.worker import words_of_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

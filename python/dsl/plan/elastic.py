@@ -7,7 +7,7 @@ from dsl.errors import OptionError
 from dsl.lists import counted, first_few
 from dsl.model.job import Job, MeetingPoint
 from dsl.model.request import DEFAULT_MASTER_PORT, Request
-from dsl.plan.flavours import ELASTIC
+from dsl.plan.worker import ELASTIC
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

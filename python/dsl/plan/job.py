@@ -8,7 +8,7 @@ from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote
 from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
-from dsl.plan.flavours import FLAVOURS
+from dsl.plan.worker import FLAVOURS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dsl.output.routes import (
     with_stream_files,
     without_files,
 )
-from dsl.plan.environ import (
+from dsl.plan.worker import (
     ERROR_FILE_VARIABLE,
     TIMER_FILE_VARIABLE,
     accelerator_of,
@@ -28,9 +28,9 @@ from dsl.plan.environ import (
     set_defaults,
     shared_ranks,
     shown_slots,
+    worker_commands,
     worker_environment,
 )
-from dsl.plan.program import worker_commands
 from dsl.spec import LaunchSpec
 
 TYPE_CHECKING = False

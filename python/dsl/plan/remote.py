@@ -8,7 +8,7 @@ from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, Pairs
 from dsl.model.remote import DEFAULT_FANOUT, LAUNCHERS, RANK_LAUNCHERS, Remote
-from dsl.plan.environ import without_ranks
+from dsl.plan.worker import without_ranks
 from dsl.resources.exports import (
     DEFAULT_NAME,
     GENERAL,

@@ -14,8 +14,7 @@ from dsl.lists import counted, format_ranges, numbered
 from dsl.model.job import Flavour, Job, Notice
 from dsl.model.node import ForkServer, NodePlan, Warm, WorkerPlan
 from dsl.model.request import DEFAULT_WARM_BYTES, DEFAULT_WARM_S
-from dsl.plan.environ import ATTEMPT_VARIABLE, REASON_VARIABLE
-from dsl.plan.program import words_of_interpreter
+from dsl.plan.worker import ATTEMPT_VARIABLE, REASON_VARIABLE, words_of_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

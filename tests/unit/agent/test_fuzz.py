@@ -47,7 +47,7 @@ from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Membership
 from dsl.model.remote import Remote
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED, ELASTIC
+from dsl.plan.worker import DEEPSPEED, ELASTIC
 
 EACH = 100
 """Hostile words of one example for a head, and for an agent: a million in all with 5000 examples."""

@@ -23,7 +23,7 @@ from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
 from dsl.model.outcome import Outcome
 from dsl.model.remote import Remote
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED, ELASTIC
+from dsl.plan.worker import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
 
 STDOUT, STDERR = 1, 2

@@ -15,7 +15,7 @@ from dsl.errors import DslError
 from dsl.machine.this_process import Console
 from dsl.model.job import Host, Job, MeetingPoint, Notice
 from dsl.model.request import PlacementRequest, Program
-from dsl.plan.flavours import DEEPSPEED
+from dsl.plan.worker import DEEPSPEED
 
 JOB = Job(DEEPSPEED, Program("script", "t.py"), MeetingPoint("static", "a", 1), hosts=(Host("n", (0, 1)),))
 ASSIGNMENT = Assignment("1", JOB, 0)

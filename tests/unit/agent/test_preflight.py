@@ -16,7 +16,7 @@ from dsl.errors import OptionError, PortError
 from dsl.machine import programs
 from dsl.model.job import Host, Job, Meeting, MeetingPoint
 from dsl.model.request import DebugRequest, OutputRequest, Program
-from dsl.plan.flavours import DEEPSPEED, TORCH
+from dsl.plan.worker import DEEPSPEED, TORCH
 
 PARTS = Job(
     DEEPSPEED,

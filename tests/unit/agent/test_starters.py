@@ -20,7 +20,7 @@ from dsl.errors import LauncherError
 from dsl.launchers.base import Start
 from dsl.model.job import Host, Job, MeetingPoint, Notice
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED
+from dsl.plan.worker import DEEPSPEED
 
 STDOUT, STDERR = 1, 2
 JOB = Job(

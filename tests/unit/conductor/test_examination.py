@@ -26,7 +26,7 @@ from dsl.model.health import Health, Interface, LimitLook, Way
 from dsl.model.job import Host, Job, MeetingPoint
 from dsl.model.remote import Remote
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED
+from dsl.plan.worker import DEEPSPEED
 
 COUNT = 3
 JOB = Job(

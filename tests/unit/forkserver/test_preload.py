@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsl.forkserver.preload import PLACE_VARIABLES, guess_modules, import_modules
-from dsl.plan.flavours import DEEPSPEED, ELASTIC, FUNCTIONS, TORCH
+from dsl.plan.worker import DEEPSPEED, ELASTIC, FUNCTIONS, TORCH
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dsl.errors import (
 )
 from dsl.machine.check import LARGEST_SCRIPT, check_program
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED, TORCH
+from dsl.plan.worker import DEEPSPEED, TORCH
 
 
 @pytest.fixture

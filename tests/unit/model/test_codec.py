@@ -34,7 +34,7 @@ from dsl.model.request import (
     SignalRequest,
     StartRequest,
 )
-from dsl.plan.flavours import FLAVOURS
+from dsl.plan.worker import FLAVOURS
 
 pytestmark = pytest.mark.guarantee("G5")
 

@@ -12,9 +12,8 @@ from dsl.cli import deepspeed
 from dsl.errors import OptionError
 from dsl.model.job import Meeting
 from dsl.plan.elastic import choose_hosts
-from dsl.plan.environ import group_environment, worker_environment
-from dsl.plan.flavours import DEEPSPEED, ELASTIC
 from dsl.plan.job import JobPlan, plan_job
+from dsl.plan.worker import DEEPSPEED, ELASTIC, group_environment, worker_environment
 
 HOSTS = "n0 slots=2\nn1 slots=2\nn2 slots=2\nn3 slots=2\n"
 CONFIG = """{"elasticity": {"enabled": true, "max_train_batch_size": 16, "micro_batch_sizes": [4], "version": 0.1}}"""

@@ -9,9 +9,8 @@ from dsl._record import replace
 from dsl.errors import NoDevicesError
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Pairs
 from dsl.model.request import Program
-from dsl.plan.environ import POD_ENVIRONMENT_PATH, parse_pod_environment
-from dsl.plan.flavours import DEEPSPEED, TORCH
 from dsl.plan.node import AttemptFiles, plan_node
+from dsl.plan.worker import DEEPSPEED, POD_ENVIRONMENT_PATH, TORCH, parse_pod_environment
 
 
 @pytest.mark.parametrize(

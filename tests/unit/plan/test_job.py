@@ -21,8 +21,8 @@ from dsl.errors import (
 )
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan
-from dsl.plan.environ import POD_ENVIRONMENT_PATH
 from dsl.plan.job import JobPlan, plan_job
+from dsl.plan.worker import POD_ENVIRONMENT_PATH
 
 TWO_HOSTS = {"H": "alpha slots=4\nbeta slots=2\n"}
 MACHINE = ("cuda", "taken", "gpus", "other_count")

@@ -14,9 +14,8 @@ from dsl.errors import OptionError, PortError
 from dsl.machine.this_process import Console
 from dsl.model.node import NodePlan
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED, TORCH
 from dsl.plan.job import plan_job
-from dsl.plan.program import worker_commands
+from dsl.plan.worker import DEEPSPEED, TORCH, worker_commands
 
 ARGS = ("--device=cuda:${local_rank}", "$local_rank", "$$")
 

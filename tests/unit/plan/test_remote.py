@@ -12,9 +12,9 @@ from tests.support.requests import make_request
 from dsl.cli import deepspeed, options_deepspeed
 from dsl.errors import DslError, HostfileError, LauncherError, OptionError
 from dsl.model.remote import LAUNCHERS, Remote
-from dsl.plan.environ import inherited_environment
 from dsl.plan.job import JobPlan, plan_job
 from dsl.plan.remote import PROGRAMS
+from dsl.plan.worker import inherited_environment
 
 ALL = ("ssh", "pdsh", "mpirun", "mpiname", "srun")
 FILES = {

@@ -18,9 +18,9 @@ from dsl.machine.this_process import read_text
 from dsl.model.job import Job
 from dsl.model.node import NodePlan
 from dsl.model.request import Program
-from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import plan_job
 from dsl.plan.starting import is_late, may_be_secret, why_no_torch, with_fork_servers
+from dsl.plan.worker import FLAVOURS
 
 TORCH_SCRIPT = "import os\nfrom torch import nn\n"
 OTHER_SCRIPT = "import os  # not torch\n"

@@ -10,7 +10,7 @@ from dsl.errors import PortError
 from dsl.model.job import Host, Job, MeetingPoint
 from dsl.model.outcome import Membership
 from dsl.model.request import Program
-from dsl.plan.flavours import DEEPSPEED, TORCH
+from dsl.plan.worker import DEEPSPEED, TORCH
 from dsl.rendezvous.static import Static
 
 PROGRAM = Program("script", "t.py")

@@ -1,9 +1,16 @@
-"""The environment of a worker: what it inherits, and the variables that tell it about its job."""
+"""What a worker gets: the environment that it inherits, the variables about its job, its command.
+
+The two families of launchers differ in these. They stand here as data, from the launcher of DeepSpeed 0.19.8
+and the agent of torchrun (torch 2.15), whose answers are recorded in the contract tests. DeepSpeed sets no
+NODE_RANK, but we do: Lightning reads NODE_RANK, and without it every node believes that it is the first.
+"""
 
 from __future__ import annotations
 
+from dsl._record import replace
 from dsl.errors import NoDevicesError
-from dsl.lists import TASKS, shorten
+from dsl.lists import TASKS, THREADS_VARIABLE, shorten
+from dsl.model.job import Flavour
 from dsl.signals import signal_word
 
 TYPE_CHECKING = False
@@ -12,7 +19,9 @@ if TYPE_CHECKING:
 
     from dsl.facts import Facts
     from dsl.lists import TaskNames
-    from dsl.model.job import Flavour, Job, Meeting
+    from dsl.model.job import Job, Meeting
+    from dsl.model.request import Program
+
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Names the file where the process with this variable records its error."""
@@ -222,3 +231,139 @@ def worker_environment(
         "error_file": error_file,
     }
     return {name: facts[fact] for name, fact in flavour.worker_variables}
+
+
+LOCAL_RANK_MACRO = "${local_rank}"
+
+FLAGS = ("-u",)
+"""Python's flags before every script and module, as with DeepSpeed and torchrun."""
+
+CALL_FILE = "call.pickle"
+"""File in the directory of a run: the function that was launched from Python, and its arguments."""
+
+RESULT_FILE = "result.pickle"
+"""File in the directory of a worker: what the function returned."""
+
+WORKER_FILE = "worker.py"
+"""File in the directory of a run: a copy of the workers' program, in case the package is gone."""
+
+
+def worker_commands(
+    program: Program, flavour: Flavour, environ: Mapping[str, str], executable: str, folders: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """The command of each worker, by local rank.
+
+    ``executable`` is the interpreter of this node, which a variable of ``environ`` may replace. ``folders``
+    are the workers' own directories, ``RUN/attempt_N/LOCAL_RANK``: the command of a call names files there.
+    """
+    ranks = range(len(folders))
+    if program.kind == "call":
+        words = (program.script, *program.args)
+        return [(*words, *_call_files(folders[rank]), str(rank)) for rank in ranks]
+    head: tuple[str, ...] = (program.script,)
+    if program.kind != "program":
+        interpreter = interpreter_of(flavour, environ, executable)
+        head = (interpreter, *FLAGS, *(("-m",) if program.kind == "module" else ()), program.script)
+    option = program.local_rank_option
+    own = [(f"{option}={rank}",) if option else () for rank in ranks]
+    words = (*head, *program.args)
+    if flavour.fills_local_rank and any(LOCAL_RANK_MACRO in word for word in words):
+        return [(*_filled(head, rank), *own[rank], *_filled(program.args, rank)) for rank in ranks]
+    return [(*head, *own[rank], *program.args) for rank in ranks]
+
+
+def words_of_interpreter(program: Program) -> int:
+    """How many words at the start of a Python worker's command are the interpreter and its flags."""
+    return len(program.args) if program.kind == "call" else 1 + len(FLAGS)
+
+
+def interpreter_of(flavour: Flavour, environ: Mapping[str, str], executable: str) -> str:
+    """The interpreter of Python workers: ``executable``, unless a variable of ``environ`` names another."""
+    return environ.get(flavour.interpreter_variable) or executable
+
+
+def _filled(words: Sequence[str], local_rank: int) -> list[str]:
+    return [word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in words]
+
+
+def _call_files(folder: str) -> tuple[str, str]:
+    """Where a worker reads the call, and where it leaves the result; see `dsl.functions.call`."""
+    run_dir = folder.rpartition("/")[0].rpartition("/")[0]
+    return f"{run_dir}/{CALL_FILE}", f"{folder}/{RESULT_FILE}"
+
+
+# What torch's agent tells its workers. DeepSpeed's elastic agent is torch's, too.
+AGENT = (
+    ("GROUP_RANK", "node_rank"),
+    ("GROUP_WORLD_SIZE", "node_count"),
+    ("LOCAL_WORLD_SIZE", "local_world_size"),
+    ("ROLE_WORLD_SIZE", "role_size"),
+    ("ROLE_NAME", "role"),
+    ("TORCHELASTIC_RESTART_COUNT", "restarts"),
+    ("TORCHELASTIC_MAX_RESTARTS", "max_restarts"),
+    ("TORCHELASTIC_RUN_ID", "run_id"),
+)
+# Rank 0 serves the store: our launcher has no torch to serve one.
+NO_STORE = (("TORCHELASTIC_USE_AGENT_STORE", "False"),)
+
+DEEPSPEED = Flavour(
+    command="dsl",
+    group_variables=(
+        ("MASTER_ADDR", "master_addr"),
+        ("MASTER_PORT", "master_port"),
+        ("WORLD_SIZE", "world_size"),
+        ("LOCAL_SIZE", "local_world_size"),
+        ("CROSS_RANK", "node_rank"),
+        ("NODE_RANK", "node_rank"),
+        ("CROSS_SIZE", "node_count"),
+    ),
+    worker_variables=(("RANK", "rank"), ("LOCAL_RANK", "local_rank")),
+    shows_slots=True,
+    reads_pod=True,
+    logs_by_folder=True,
+    binds_memory=True,
+    tells_bindings=True,
+    underscores=True,
+)
+
+# DeepSpeed's elastic agent is started with the environment of DeepSpeed's launcher.
+ELASTIC = replace(
+    DEEPSPEED,
+    group_variables=(*DEEPSPEED.group_variables, *AGENT),
+    worker_variables=(*DEEPSPEED.worker_variables, ("ROLE_RANK", "role_rank")),
+    constants=NO_STORE,
+    defaults=(("NCCL_ASYNC_ERROR_HANDLING", "1"),),
+)
+
+TORCH = Flavour(
+    command="dslrun",
+    group_variables=(
+        *AGENT,
+        ("WORLD_SIZE", "world_size"),
+        ("TORCHELASTIC_SIGNALS_TO_HANDLE", "stop_signals"),
+        ("MASTER_ADDR", "master_addr"),
+        ("MASTER_PORT", "master_port"),
+    ),
+    worker_variables=(
+        ("RANK", "rank"),
+        ("ROLE_RANK", "role_rank"),
+        ("LOCAL_RANK", "local_rank"),
+        ("TORCHELASTIC_ERROR_FILE", "error_file"),
+    ),
+    constants=NO_STORE,
+    defaults=(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),),
+    crowd_defaults=((THREADS_VARIABLE, "1"),),
+    interpreter_variable="PYTHON_EXEC",
+    fills_local_rank=True,
+    keeps_errors=True,
+    hands_on_errors=True,
+    has_timers=True,
+    logs_by_folder=True,
+)
+
+# Called from Python, torch's launcher sets no number of threads, leaves error records to its caller, and
+# writes log files only if stream maps ask for them.
+FUNCTIONS = replace(TORCH, crowd_defaults=(), hands_on_errors=False, logs_by_folder=False)
+
+FLAVOURS = {"deepspeed": DEEPSPEED, "torch": TORCH, "functions": FUNCTIONS}
+"""Flavours by their names in `dsl.model.request.Request.flavour`."""
