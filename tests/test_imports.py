@@ -59,9 +59,7 @@ PURE_MODULES = (
     "dsl.report.machine",
     "dsl.observe.explain",
     "dsl.observe.hang_watch",
-    "dsl.elasticity.elasticity_config",
     "dsl.elasticity.solver",
-    "dsl.elasticity.sizes",
     *(
         f"dsl.tune.{name}"
         for name in (*("experiment", "config", "spaces", "results", "micro_batch", "search"),)

@@ -12,7 +12,7 @@ from unittest import mock
 
 from dsl import errors
 from dsl.elasticity import compute_elastic_config
-from dsl.elasticity.sizes import accepted_world_sizes
+from dsl.elasticity.solver import accepted_world_sizes
 
 MOST_WORKERS = 96
 """Numbers of workers that a job is offered."""

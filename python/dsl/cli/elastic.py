@@ -6,7 +6,7 @@ import argparse
 
 from dsl.cli.tool import Tool, ToolParser
 from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
-from dsl.elasticity.elasticity_config import ELASTICITY
+from dsl.elasticity.solver import ELASTICITY
 from dsl.errors import ElasticityConfigError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import quote

@@ -15,7 +15,7 @@ from dsl.elasticity.compute import (
     elasticity_enabled,
     ensure_immutable_elastic_config,
 )
-from dsl.elasticity.elasticity_config import ELASTICITY, ENABLED, ENABLED_DEFAULT, ElasticityConfig
+from dsl.elasticity.solver import ELASTICITY, ENABLED, ENABLED_DEFAULT, ElasticityConfig
 from dsl.errors import ElasticityConfigError, ElasticityError, ElasticityIncompatibleWorldSize
 
 __all__ = [

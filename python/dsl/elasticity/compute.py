@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dsl.elasticity.elasticity_config import ELASTICITY, ElasticityConfig, check_section, is_enabled
-from dsl.elasticity.sizes import SECTION_VARIABLE, check_version
 from dsl.elasticity.solver import (
+    ELASTICITY,
+    SECTION_VARIABLE,
+    ElasticityConfig,
     Solution,
+    check_section,
+    check_version,
+    is_enabled,
     largest_micro_batch,
     preferred_micro_batch,
     solve_devices,

@@ -106,7 +106,7 @@ def elastic_remote(remote: Remote, request: Request, job: Job, nodes: NodeRange,
 
 def _accepted_sizes(job: Job, nodes: NodeRange, facts: Facts) -> tuple[int, ...]:
     """Numbers of workers that the job's own ``elasticity`` section accepts; empty: any."""
-    from dsl.elasticity.sizes import job_world_sizes
+    from dsl.elasticity.solver import job_world_sizes
 
     sizes = [(place, len(host.slots)) for place, host in enumerate(job.hosts)]
     total = sum(size for _, size in sizes)

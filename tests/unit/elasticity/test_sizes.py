@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsl.elasticity.sizes import accepted_world_sizes, config_path, find_section, job_world_sizes
+from dsl.elasticity.solver import accepted_world_sizes, config_path, find_section, job_world_sizes
 from dsl.errors import ElasticityConfigError, ElasticityError
 
 SECTION = {"enabled": True, "version": 0.1, "max_train_batch_size": 16, "micro_batch_sizes": [2, 3]}
