@@ -15,8 +15,7 @@ from dsl._record import Record, replace
 from dsl.agent.planner import worker_spec
 from dsl.control.hub import KEY_BYTES
 from dsl.errors import LauncherError
-from dsl.launchers.agent_command import bare
-from dsl.launchers.base import ENDED, plan_starts
+from dsl.launchers.base import ENDED, bare, plan_starts
 from dsl.launchers.ssh import DENIED, GIVES_UP, SSH_FAILED
 from dsl.launchers.table import BY_SSH
 from dsl.lists import TASKS, parse_number

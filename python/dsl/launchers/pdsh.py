@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import HostNameError, LauncherError
-from dsl.launchers.agent_command import agent_command, bare, host_names, shell_word
-from dsl.launchers.base import ENDED, PLACE, Agents, Start
+from dsl.launchers.base import ENDED, PLACE, Agents, Start, agent_command, bare, host_names, shell_word
 from dsl.model.remote import PDSH_SSH_ARGS, Remote
 
 TYPE_CHECKING = False

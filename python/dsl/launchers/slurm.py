@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.launchers.agent_command import HOST_FILE, agent_command, host_names, tasks_of
-from dsl.launchers.base import Agents, Start
+from dsl.launchers.base import HOST_FILE, Agents, Start, agent_command, host_names, tasks_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ An agent talks to the head over the streams of its ssh.
 
 from __future__ import annotations
 
-from dsl.launchers.agent_command import bare, host_names, pythons_of, shell_word, sourced
-from dsl.launchers.base import PLACE, Agents, Start
+from dsl.launchers.base import PLACE, Agents, Start, bare, host_names, pythons_of, shell_word, sourced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

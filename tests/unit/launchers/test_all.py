@@ -12,7 +12,7 @@ from tests.support.launchers import starts
 from tests.support.outcome import assert_one_line
 
 from dsl.errors import HostNameError, UsageError
-from dsl.launchers.agent_command import shell_word
+from dsl.launchers.base import shell_word
 from dsl.launchers.table import TABLE
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS
 
