@@ -20,8 +20,7 @@ from tests.support.jobs import Job, running
 from tests.support.places import Nodes
 from tests.support.terminal import Terminal, terminal
 
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
+from dsl.model.codec import Lines, to_line
 from dsl.model.observation import (
     Frame,
     JobView,

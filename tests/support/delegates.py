@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from dsl.model.codec import to_line
+from dsl.model.codec import Lines, to_line
 from dsl.model.job import MeetingPoint, RestartReason
 from dsl.model.judgement import Failed
-from dsl.model.lines import Lines
 from dsl.model.nodes import NodesMet, PeerFailure
 from dsl.rendezvous.delegate_messages import ANSWERS, Answer, Meet, Open, Order
 

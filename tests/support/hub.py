@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dsl.model.codec import to_line
+from dsl.model.codec import Lines, to_line
 from dsl.model.job import Meeting
-from dsl.model.lines import Lines
 from dsl.model.nodes import NodesMet
 from dsl.rendezvous.delegate_messages import ORDERS, Meet, Open
 

@@ -15,8 +15,7 @@ from dsl._core import vitals
 from dsl._record import Record
 from dsl.devices.nvml import GpuUse
 from dsl.errors import JobFormatError
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
+from dsl.model.codec import Lines, to_line
 from dsl.model.observation import (
     Follow,
     Followed,

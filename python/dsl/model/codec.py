@@ -243,3 +243,26 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
     return "an object" if isinstance(value, dict) else repr(value)
+
+
+LONGEST_LINE = 1 << 20
+"""Most bytes of a line: a longer one counts as damaged."""
+
+
+class Lines:
+    """Reads the records of some classes, one a line (`to_line`), from bytes that come piece by piece."""
+
+    def __init__(self, *kinds: type) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds}
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the records whose lines ``data`` completes.
+
+        Raises:
+            JobFormatError: a line is damaged or too long. The text is a clause.
+        """
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if max(map(len, (self._rest, *whole))) > LONGEST_LINE:
+            raise JobFormatError(f"it is longer than {LONGEST_LINE} bytes")
+        return [from_line(line, self._kinds) for line in whole]

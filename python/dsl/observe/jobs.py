@@ -15,8 +15,7 @@ from dsl.errors import DslError, JobFormatError
 from dsl.lists import parse_number, quote
 from dsl.machine.kernel_files import began_ns, read_fact
 from dsl.machine.sockets import MOST_SOCKETS, find_sockets, left_alone, peer_of, remove_socket
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
+from dsl.model.codec import Lines, to_line
 from dsl.model.observation import (
     Follow,
     Followed,

@@ -29,8 +29,7 @@ import time
 from dsl._record import Record, replace
 from dsl.machine.kernel_files import read_fact
 from dsl.machine.sockets import peer_of
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
+from dsl.model.codec import Lines, to_line
 from dsl.model.observation import Frame, Look, RankStacks, RankStatus, ThreadStack
 from dsl.observe import kernel_view
 from dsl.signals import shortage

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from dsl._own_process import START
 from dsl.errors import JobFormatError
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
+from dsl.model.codec import Lines, to_line
 from dsl.model.observation import Look, RankStacks, RankStatus
 from dsl.signals import shortage
 

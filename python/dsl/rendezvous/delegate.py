@@ -25,8 +25,7 @@ from queue import Empty, SimpleQueue
 
 from dsl.errors import JobFormatError
 from dsl.machine.this_process import use_null
-from dsl.model.codec import to_line
-from dsl.model.lines import Lines
+from dsl.model.codec import Lines, to_line
 from dsl.model.nodes import MeetingRefused, PeerFailure
 from dsl.rendezvous.delegate_messages import ORDERS, Answer, Finish, Leave, Meet, Open, Order
 

@@ -1,6 +1,6 @@
 """What an agent orders its delegate to do, and what the delegate may answer.
 
-The two talk over a pair of sockets, by `dsl.model.lines`. The first order is `Open`. The delegate answers
+The two talk over a pair of sockets, by `dsl.model.codec`. The first order is `Open`. The delegate answers
 each `Meet` with `NodesMet` or `MeetingRefused`, and a `Finish` with `NodesFinished`. It answers an `Open`
 that it cannot serve with `MeetingRefused`, too, and then waits for the end. All other events come when
 something happens. A side that goes closes its end. A delegate whose agent has gone leaves and ends.

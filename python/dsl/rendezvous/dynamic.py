@@ -20,9 +20,8 @@ import time
 from dsl._own_process import START
 from dsl._record import replace
 from dsl.errors import JobFormatError, OptionError, RendezvousError
-from dsl.model.codec import to_line
+from dsl.model.codec import Lines, to_line
 from dsl.model.job import Job, Meeting, Notice, RestartReason
-from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
 from dsl.rendezvous.delegate_messages import ANSWERS, Answer, Meet, Open, Order

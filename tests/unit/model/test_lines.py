@@ -6,7 +6,7 @@ import pytest
 from tests.support.outcome import error_of
 
 from dsl.errors import JobFormatError
-from dsl.model.lines import LONGEST_LINE, Lines
+from dsl.model.codec import LONGEST_LINE, Lines
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b"7", b'"Notice"', b"\xff", b"[" * 100_000])

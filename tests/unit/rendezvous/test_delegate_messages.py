@@ -9,10 +9,9 @@ import pytest
 from tests.support.outcome import error_of
 
 from dsl.errors import JobFormatError
-from dsl.model.codec import LONGEST_SHOWN, to_line
+from dsl.model.codec import LONGEST_SHOWN, Lines, to_line
 from dsl.model.job import Meeting, MeetingPoint, Notice
 from dsl.model.judgement import Failed
-from dsl.model.lines import Lines
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged
 from dsl.rendezvous.delegate_messages import ANSWERS, ORDERS, Answer, Finish, Leave, Meet, Open, Order
