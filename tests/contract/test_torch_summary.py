@@ -13,7 +13,7 @@ from tests.contract.golden_file import cases
 
 from dsl.evidence.error_files import load_error_file, root_cause
 from dsl.functions.errors import ChildFailedError
-from dsl.model.failure import Failure
+from dsl.model.judgement import Failure
 from dsl.report.summary import format_summary
 
 HOST = "node7.example"

@@ -64,7 +64,6 @@ class Asked:
 
 
 LATE_MODULES = (
-    "dsl.model.failure",
     "dsl.printable",
     "dsl.model.observation",
     "dsl.model.judgement",

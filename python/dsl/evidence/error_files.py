@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dsl.model.failure import ErrorRecord, Failure
+from dsl.model.judgement import ErrorRecord, Failure
 from dsl.model.outcome import Outcome
 from dsl.report.verdict import reason
 

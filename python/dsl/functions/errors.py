@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dsl.model.failure import Failure
+    from dsl.model.judgement import Failure
 
 TORCHS_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
 

@@ -1,6 +1,6 @@
 """Facts about the end of an attempt: what each member reports, and what follows from all reports.
 
-The records travel between hosts. None holds a line for the user: `dsl.report.verdict` words them. A field
+All but `Failure` travel between hosts. None holds a line for the user: `dsl.report.verdict` does. A field
 without a line of documentation means the same as that of a record above, of `dsl.Exit` or `dsl.Ended`;
 ``noun`` and ``names`` are what reports call the workers, ``host`` is the name of their host.
 """
@@ -14,6 +14,7 @@ from dsl.model.request import Code, Count, Moment, RankOrNone, Shown, Signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Annotated, Literal, TypeAlias
+
 
 # Text, as in `dsl.model.request`.
 FailureCode: TypeAlias = "Annotated[int, 1, 255]"
@@ -217,3 +218,44 @@ class Judgement(Record):
     """What the other workers executed when one had failed, of `MOST_STACKS` workers at most."""
     quitter: Shown = ""
     """The member that stopped its workers for a reason of its own, without a failure."""
+
+
+class ErrorRecord(Record):
+    """What a worker recorded about the exception that ended it. Texts are as written, with line ends."""
+
+    message: str
+    """What the exception says, or the whole text of the file."""
+    traceback: str
+    """Its stack; empty if there is none."""
+    time_s: float | None
+    """Seconds since the epoch, as recorded."""
+    exit_code: int | None
+    """Exit code of a process below the worker, if the worker took the record over from that process."""
+    is_text: bool = False
+    """The file holds a plain message, not the parts of an exception."""
+
+
+class Failure(Record):
+    """A worker that failed by itself, as torchrun's error tells it."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    """Process id; 0 if it never started."""
+    exitcode: int
+    """Exit code; for a signal, minus its number; 126 or 127 if the worker could not be executed."""
+    time_ns: int
+    """CLOCK_REALTIME when its death was noticed."""
+    order: int
+    """Position among the deaths of the group as the kernel reported them."""
+    error_file: str | None
+    """Path of its record, if it left one that can be read."""
+    recorded: ErrorRecord | None
+    """That record."""
+    recorded_ns: int | None
+    """CLOCK_REALTIME of the file, if that time is plausible."""
+    reason: str
+    """Why it failed, as one clause."""
+    is_stopped: bool = False
+    """It recorded its failure before the first death, and was still cleaning up when we stopped the group."""

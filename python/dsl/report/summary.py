@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.model.failure import Failure
+    from dsl.model.judgement import Failure
 
 MAX_OTHERS = 15
 """Failures that are shown besides the root cause."""

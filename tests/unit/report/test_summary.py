@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl._record import replace
-from dsl.model.failure import ErrorRecord, Failure
+from dsl.model.judgement import ErrorRecord, Failure
 from dsl.report.summary import MAX_OTHERS, MAX_TEXT, addition, format_summary
 
 pytestmark = pytest.mark.guarantee("G3")
