@@ -53,7 +53,6 @@ PURE_MODULES = (
     "dsl.agent.joining",
     "dsl.output.grammar",
     "dsl.output.routes",
-    "dsl.output.answer",
     *(f"dsl.doctor.{name}" for name in ("host_checks", "job_checks")),
     "dsl.control.clock",
     "dsl.report.machine",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dsl.machine.this_process import Console, Kind
     from dsl.model.node import LineFile
     from dsl.model.request import OutputRequest
-    from dsl.output.answer import StreamFile, StreamFiles
+    from dsl.output.plugin import StreamFile, StreamFiles
 
 RUN_PREFIX = "dslrun_"
 """Start of the name of a run's directory, if the user has named no place for it."""

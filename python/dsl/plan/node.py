@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dsl.model.job import Job, Meeting
     from dsl.model.node import SignalMeaning
     from dsl.model.request import SignalScope
-    from dsl.output.answer import StreamFiles
+    from dsl.output.plugin import StreamFiles
     from dsl.output.routes import OutputPlan
 
 PID_FOLDER = "/tmp"  # noqa: S108  where programs that watch DeepSpeed's launcher look, whatever TMPDIR says

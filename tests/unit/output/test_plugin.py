@@ -24,8 +24,7 @@ from dsl.errors import OptionError
 from dsl.machine.this_process import Console
 from dsl.model.node import NodePlan, Route
 from dsl.model.request import OutputRequest
-from dsl.output.answer import StreamFile
-from dsl.output.plugin import LogsPlugin, load_plugin
+from dsl.output.plugin import LogsPlugin, StreamFile, load_plugin
 from dsl.plan.job import plan_job
 
 PACKAGE = '''

@@ -10,7 +10,7 @@ from dsl.errors import OptionError
 from dsl.machine.this_process import Console
 from dsl.model.node import INHERIT, Route
 from dsl.model.request import OutputRequest
-from dsl.output.answer import StreamFile, StreamFiles, WorkerFiles
+from dsl.output.plugin import StreamFile, StreamFiles, WorkerFiles
 from dsl.output.routes import (
     OutputPlan,
     Shown,
