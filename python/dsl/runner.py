@@ -10,7 +10,7 @@ import sys
 
 from dsl.machine.this_process import read_input
 from dsl.resources.filters import apply_filters, parse_num_nodes
-from dsl.resources.hostfile import parse_hostfile
+from dsl.resources.hosts import parse_hostfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

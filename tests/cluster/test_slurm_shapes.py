@@ -21,7 +21,7 @@ from tests.conftest import WaitUntil
 from tests.support.batch import Batch
 
 from dsl.lists import TASKS
-from dsl.resources.allocation import expand_nodes
+from dsl.resources.hosts import expand_nodes
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ from dsl.observe.job_folders import JobFolders
 from dsl.observe.jobs import running_jobs
 from dsl.plan.hosts import read_hostfile
 from dsl.printable import printable
-from dsl.resources.allocation import find_allocation
+from dsl.resources.hosts import find_allocation
 from dsl.signals import JOB_CONTROL, SIGNALS, UNTAKEABLE
 
 TYPE_CHECKING = False

@@ -20,8 +20,8 @@ from dsl.model.options import BadValueError, integer
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.plan.hosts import read_hostfile
 from dsl.report.speak import flush_output
-from dsl.resources.allocation import find_allocation
 from dsl.resources.filters import apply_filters
+from dsl.resources.hosts import find_allocation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

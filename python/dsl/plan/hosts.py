@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.resources.allocation import Allocation
+    from dsl.resources.hosts import Allocation
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -137,7 +137,7 @@ def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> Pool | 
     path = request.resources.hostfile or DEFAULT_HOSTFILE
     text = read_hosts_text(path, facts.files.read_input)
     if text is not None:
-        from dsl.resources.hostfile import parse_hostfile
+        from dsl.resources.hosts import parse_hostfile
 
         found = parse_hostfile(text.split("\n"), path)
         return Pool({name: range(slots) for name, slots in found.items()}, "hostfile", path, text=text)
@@ -156,7 +156,7 @@ def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> Po
     asked = request.resources
     if request.remote.no_ssh or LOCAL_NAME in f"{asked.include}@{asked.exclude}":
         return None
-    from dsl.resources.allocation import OWN_JOB, find_allocation
+    from dsl.resources.hosts import OWN_JOB, find_allocation
 
     found = find_allocation(facts.environ, facts.files.read_text)
     if OWN_JOB not in facts.environ:
@@ -208,7 +208,7 @@ def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str
     Raises:
         HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
     """
-    from dsl.resources.hostfile import parse_hostfile
+    from dsl.resources.hosts import parse_hostfile
 
     text = read_hosts_text(path, read_text)
     return None if text is None else parse_hostfile(text.split("\n"), path)

@@ -93,7 +93,7 @@ def _pythons(pool: Pool) -> dict[str, str]:
     """The interpreters of hosts that have another one than this command."""
     if "python=" not in pool.text:
         return {}
-    from dsl.resources.hostfile import parse_pythons
+    from dsl.resources.hosts import parse_pythons
 
     return parse_pythons(pool.text.split("\n"), pool.name)
 

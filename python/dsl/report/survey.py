@@ -20,8 +20,8 @@ from dsl.machine.kernel_files import shared_memory
 from dsl.machine.programs import find_package, find_programs
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.plan.hosts import read_hostfile
-from dsl.resources.allocation import find_allocation
 from dsl.resources.exports import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
+from dsl.resources.hosts import find_allocation
 
 SCHEMA = 1
 """Raised when a key is removed or changes its meaning; new keys may come at any time."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import HostfileError
-from dsl.resources.allocation import Allocation, expand_counts, expand_nodes, find_allocation
+from dsl.resources.hosts import Allocation, expand_counts, expand_nodes, find_allocation
 
 
 def _find(environ: dict[str, str], files: dict[str, str] | None = None) -> Allocation | None:

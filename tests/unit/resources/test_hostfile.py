@@ -9,7 +9,7 @@ from tests.support.outcome import assert_one_line, error_of
 
 from dsl.errors import HostfileError
 from dsl.lists import MOST_WORKERS
-from dsl.resources.hostfile import parse_hostfile
+from dsl.resources.hosts import parse_hostfile
 
 hosts = st.from_regex(r"[A-Za-z0-9_.@-][A-Za-z0-9_.@#=-]{0,12}", fullmatch=True)
 pools = st.dictionaries(hosts, st.integers(0, 64), min_size=1, max_size=8)
