@@ -72,7 +72,6 @@ LATE_MODULES = (
     "dsl.evidence",
     "dsl.machine.kernel_files",
     "dsl.machine.cgroups",
-    "dsl.evidence.hints",
     "dsl.evidence.segments",
     "dsl.evidence.excerpt",
     "dsl.evidence.error_files",

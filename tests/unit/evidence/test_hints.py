@@ -11,8 +11,8 @@ import pytest
 from tests.support.events import a_plan
 
 from dsl._record import replace
-from dsl.evidence import hints as module
-from dsl.evidence.hints import Death, hints
+from dsl.evidence import reports as module
+from dsl.evidence.reports import Death, hints
 from dsl.machine.cgroups import Room
 
 if TYPE_CHECKING:
