@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dsl.machine.cpus import NumaNode
-    from dsl.model.node import MemoryPolicy
+    from dsl.model.job import MemoryPolicy
 
 ROOTS = dict(roots())
 GOLDEN: dict[str, dict[str, View]] = {

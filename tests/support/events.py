@@ -8,8 +8,8 @@ from typing import Any, Literal
 from dsl import Ended, Event, Exit, Exited, Leftovers, SignalReceived, Stopping
 from dsl._record import replace
 from dsl.evidence.reports import report_of
+from dsl.model.job import NodePlan, WorkerPlan
 from dsl.model.judgement import Alike, Evidence, Failed, Report, Survivor
-from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.outcome import AttemptOutcome
 
 MS = 1_000_000

@@ -26,7 +26,7 @@ from dsl import (
 )
 from dsl.agent import warm
 from dsl.forkserver.server_command import server_words
-from dsl.model.node import ForkServer, Warm
+from dsl.model.job import ForkServer, Warm
 from dsl.plan.starting import SHELL_VARIABLES, may_be_secret
 
 TIMEOUT_S = 25.0

@@ -11,7 +11,7 @@ import pytest
 from dsl.agent import session
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 
 
 class _EndedError(Exception):

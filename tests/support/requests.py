@@ -7,7 +7,7 @@ from typing import Any
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.facts import Facts
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.request import Program, Request
 from dsl.plan.job import plan_job
 

@@ -120,9 +120,9 @@ import sys
 import dsl
 from dsl import _own_process
 _own_process.claim()
-from dsl.model import node
-print(type(node.__loader__).__module__, node.__file__ == node.__spec__.origin, node.__spec__.cached == node.__cached__)
-print(dsl.model.__path__, node.__name__, node.__package__)
+from dsl.model import job
+print(type(job.__loader__).__module__, job.__file__ == job.__spec__.origin, job.__spec__.cached == job.__cached__)
+print(dsl.model.__path__, job.__name__, job.__package__)
 """
 
 
@@ -143,14 +143,14 @@ def _in_a_copy(tmp_path: Path, code: str, *flags: str) -> list[str]:
 def test_modules_are_found_where_they_lie_and_look_as_if_python_had_found_them(tmp_path: Path) -> None:
     first, second = _in_a_copy(tmp_path, FINDS)
     assert first == "dsl._own_process True True"
-    assert second == f"['{tmp_path}/dsl/model'] dsl.model.node dsl.model"
+    assert second == f"['{tmp_path}/dsl/model'] dsl.model.job dsl.model"
 
 
 def test_a_source_that_has_changed_since_is_compiled_anew(tmp_path: Path) -> None:
     _in_a_copy(tmp_path, FINDS)
-    source = tmp_path / "dsl" / "model" / "node.py"
+    source = tmp_path / "dsl" / "model" / "job.py"
     source.write_text(source.read_text() + "CHANGED = True\n")
-    code = FINDS.replace("print(dsl.model", "print(node.CHANGED)\nprint(dsl.model")
+    code = FINDS.replace("print(dsl.model", "print(job.CHANGED)\nprint(dsl.model")
     first, changed, _ = _in_a_copy(tmp_path, code)
     assert (first.split()[0], changed) == ("_frozen_importlib_external", "True")
 
@@ -158,7 +158,7 @@ def test_a_source_that_has_changed_since_is_compiled_anew(tmp_path: Path) -> Non
 @pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 64])
 def test_a_compiled_file_that_is_damaged_is_left_to_python(tmp_path: Path, damage: bytes) -> None:
     _in_a_copy(tmp_path, FINDS)
-    (compiled,) = (tmp_path / "dsl" / "model" / "__pycache__").glob("node.*.pyc")
+    (compiled,) = (tmp_path / "dsl" / "model" / "__pycache__").glob("job.*.pyc")
     compiled.write_bytes(damage)
     assert _in_a_copy(tmp_path, FINDS)[0].startswith("_frozen_importlib_external")
 

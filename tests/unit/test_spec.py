@@ -9,7 +9,7 @@ import pytest
 from dsl import LaunchSpec, Stdio, WorkerSpec
 from dsl._record import replace
 from dsl.agent.planner import launch_spec, with_few_pipes
-from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
+from dsl.model.job import INHERIT, NodePlan, Route, WorkerPlan
 
 
 def _plan(*workers: WorkerPlan) -> NodePlan:

@@ -18,7 +18,7 @@ from dsl.agent.policy import decide  # noqa: E402
 from dsl.agent.session import Crew, Session, listen  # noqa: E402
 from dsl.cli import deepspeed, torchrun  # noqa: E402
 from dsl.facts import this_machine  # noqa: E402
-from dsl.model.node import NodePlan  # noqa: E402
+from dsl.model.job import NodePlan  # noqa: E402
 from dsl.model.outcome import AttemptEnded, Decision, History, Membership  # noqa: E402
 from dsl.plan.job import plan_job  # noqa: E402
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dsl.agent.roles import Channel, Listener, Policy, Source
     from dsl.agent.warm import WarmCalls
     from dsl.agent.watchers import Watchers
-    from dsl.model.node import ForkServer, NodePlan
+    from dsl.model.job import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
 
 

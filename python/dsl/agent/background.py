@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
 
 NOTE_BYTES = 32

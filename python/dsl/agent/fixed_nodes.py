@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from dsl.agent.roles import Channel
     from dsl.agent.session import Launch
     from dsl.facts import Facts
-    from dsl.model.job import Notice
+    from dsl.model.job import NodePlan, Notice
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.plan.job import JobPlan
     from dsl.report.narrator import Sink
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
 NOWHERE = "/dev/null"
 """No program can be in this folder: nothing starts even if a tool makes no audit event."""

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from dsl.control.hub import Hub, Link
     from dsl.facts import Facts
     from dsl.launchers.base import Start
-    from dsl.model.job import Job, Pairs
-    from dsl.model.node import NodePlan
+    from dsl.model.job import Job, NodePlan, Pairs
     from dsl.model.outcome import History
     from dsl.model.remote import Remote
     from dsl.report.recorder import Recorder

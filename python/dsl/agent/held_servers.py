@@ -12,7 +12,7 @@ from dsl.agent.warm import call, digest_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dsl.model.node import ForkServer
+    from dsl.model.job import ForkServer
 
 
 class HeldServers:

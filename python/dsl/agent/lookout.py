@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
     Ask = Callable[[Look], "tuple[Sequence[Any], Sequence[str]]"]
     """Puts a question to all nodes of the job. Returns their answers, and the hosts that have not answered.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.agent.roles import Listener
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
 COMMAND = "dsl"
 KEY_VARIABLE = "DSL_CONTROL_KEY"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from dsl.facts import Facts
+    from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.model.request import Level
     from dsl.plan.job import JobPlan
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import LogDirError
-from dsl.model.job import Notice, refuse_fallbacks
-from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
+from dsl.model.job import INHERIT, NodePlan, Notice, Route, WorkerPlan, refuse_fallbacks
 from dsl.output.routes import without_files
 from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
 from dsl.plan.worker import CALL_FILE, RESULT_FILE, WORKER_FILE, choose_timer_file

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Job, Meeting, Notice
-    from dsl.model.node import NodePlan
+    from dsl.model.job import Job, Meeting, NodePlan, Notice
 
 
 def assignment_problem(assignment: Assignment) -> str:

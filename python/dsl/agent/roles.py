@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.outcome import Decision, History, Membership
 
 Policy: TypeAlias = Callable[[History, object, Membership], Decision]

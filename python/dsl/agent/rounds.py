@@ -9,7 +9,7 @@ from dsl.agent.session import Crew, Session
 from dsl.facts import Facts
 from dsl.launchers.base import Start, plan_starts
 from dsl.launchers.ssh import SSH_FAILED
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.outcome import Membership, Outcome
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_workers, reason, survivor

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from dsl.agent.roles import Channel, Listener, Plans, Policy
     from dsl.agent.timers import FileTimers
     from dsl.agent.warm import WarmCalls
+    from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.model.outcome import Outcome
     from dsl.report.narrator import Sink
     from dsl.report.recorder import Recorder

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from dsl import Exit, Supervisor
     from dsl.launchers.base import Start
-    from dsl.model.job import Job
-    from dsl.model.node import NodePlan
+    from dsl.model.job import Job, NodePlan
 
 ANNOUNCEMENT = "dsl-agent"
 """First word of the line in which an agent tells its key through the program that started it."""

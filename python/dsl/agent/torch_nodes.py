@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dsl import Exit
     from dsl.agent.session import Launch
     from dsl.facts import Facts
+    from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.plan.job import JobPlan
     from dsl.report.narrator import Sink
 

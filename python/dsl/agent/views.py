@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.elsewhere import Elsewhere, Question
-    from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.job import NodePlan, WorkerPlan
     from dsl.model.outcome import History
 
 MOST_VIEWS = 16

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from typing import Literal
 
-    from dsl.model.node import ForkServer, NodePlan, Warm
+    from dsl.model.job import ForkServer, NodePlan, Warm
 
     Purpose = Literal["serve", "hold"]
 else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dsl.agent.lookout import HangWatcher
     from dsl.agent.metrics import Metrics
     from dsl.agent.views import Views
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
     from dsl.model.outcome import History
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dsl.devices.offered import DeviceFacts
     from dsl.facts import Facts
     from dsl.machine.cpus import Topology
-    from dsl.model.node import WorkerDevice
+    from dsl.model.job import WorkerDevice
     from dsl.model.request import PlacementRequest
 
 AFFINITY_VARIABLE = "KMP_AFFINITY"

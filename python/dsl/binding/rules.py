@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dsl.devices.nvidia import Device
     from dsl.devices.offered import DeviceFacts
     from dsl.machine.cpus import Cpus, NumaNode, Topology
-    from dsl.model.node import MemoryPolicy
+    from dsl.model.job import MemoryPolicy
 
     Core = tuple[int, ...]
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dsl.agent.roles import Plans
     from dsl.agent.session import CrewMaker, Notices
     from dsl.cli.reader import Options
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
     from dsl.report.recorder import Recorder
 
 STRICT_VARIABLE = "DSL_STRICT"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
     from dsl.model.request import Request, ShowRequest
     from dsl.report.narrator import Sink
 

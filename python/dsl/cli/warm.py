@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from dsl.model.node import ForkServer, NodePlan
+    from dsl.model.job import ForkServer, NodePlan
     from dsl.model.request import Request
     from dsl.observe.warm_servers import WarmServer
 

@@ -41,7 +41,7 @@ from dsl.machine.kernel_files import (
     read_fields,
     read_numa_node,
 )
-from dsl.model.node import WorkerDevice
+from dsl.model.job import WorkerDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl import Exit
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
 MAX_BYTES = 8 << 20
 """A longer error file counts as damaged."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl import Ended, Exit
+    from dsl.model.job import NodePlan, WorkerPlan
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.outcome import AttemptOutcome
 
 

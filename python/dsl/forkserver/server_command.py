@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.model.node import ForkServer
+    from dsl.model.job import ForkServer
 
 
 MARK = "warm:"

@@ -12,7 +12,7 @@ from dsl._record import replace
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
 from dsl.functions.errors import ChildFailedError
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.plan.worker import CALL_FILE, RESULT_FILE, WORKER_FILE
 
 WORKER_PATH = os.path.abspath(_worker.__file__)

@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from dsl.agent.session import Crew
     from dsl.agent.torch_nodes import TorchNodes
     from dsl.facts import Facts
-    from dsl.model.job import Notice
+    from dsl.model.job import NodePlan, Notice
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.model.nodes import MeetingRefused, PeerFailure
     from dsl.model.outcome import Outcome
     from dsl.model.request import Level, Request

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dsl._record import Record
 from dsl.errors import HostNameError, UsageError
 from dsl.lists import has_odd_colon
-from dsl.model.node import NodePlan, Route, WorkerPlan
+from dsl.model.job import NodePlan, Route, WorkerPlan
 from dsl.spec import LaunchSpec
 
 TYPE_CHECKING = False

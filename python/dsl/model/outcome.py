@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from dsl import Ended, EngineError, Exit, ForkServerLost
     from dsl.errors import DslError
+    from dsl.model.job import Label, NodePlan
     from dsl.model.judgement import Failure, Report
-    from dsl.model.node import Label, NodePlan
     from dsl.model.observation import RankStacks
 
     News: TypeAlias = object

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any, Literal, TypeVar
 
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
     from dsl.model.request import OutputRequest
 
     _T = TypeVar("_T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import Record, replace
 from dsl.errors import OptionError
-from dsl.model.node import Route
+from dsl.model.job import Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from dsl.machine.this_process import Console, Kind
-    from dsl.model.node import LineFile
+    from dsl.model.job import LineFile
     from dsl.model.request import OutputRequest
     from dsl.output.plugin import StreamFile, StreamFiles
 

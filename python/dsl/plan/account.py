@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
 MOST_COMMANDS = 16
 """Workers whose command is logged; the commands of further workers differ only in their ranks."""

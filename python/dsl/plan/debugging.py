@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.job import NodePlan, WorkerPlan
     from dsl.model.request import DebugRequest, Program
 
 ALL = "all"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dsl._record import Record, replace
 from dsl.lists import THREADS_VARIABLE
-from dsl.model.job import Notice
-from dsl.model.node import NodePlan, WorkerPlan
+from dsl.model.job import NodePlan, Notice, WorkerPlan
 from dsl.model.request import PlacementRequest
 from dsl.output.routes import (
     ERROR_FILE,
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from dsl.binding.placement import Placement
     from dsl.facts import Facts
     from dsl.machine.this_process import Names
-    from dsl.model.job import Job, Meeting
-    from dsl.model.node import SignalMeaning
+    from dsl.model.job import Job, Meeting, SignalMeaning
     from dsl.model.request import SignalScope
     from dsl.output.plugin import StreamFiles
     from dsl.output.routes import OutputPlan

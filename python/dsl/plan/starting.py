@@ -11,8 +11,7 @@ from dsl._record import replace
 from dsl.devices.accelerators import ACCELERATORS
 from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
 from dsl.lists import counted, format_ranges, numbered
-from dsl.model.job import Flavour, Job, Notice
-from dsl.model.node import ForkServer, NodePlan, Warm, WorkerPlan
+from dsl.model.job import Flavour, ForkServer, Job, NodePlan, Notice, Warm, WorkerPlan
 from dsl.model.request import DEFAULT_WARM_BYTES, DEFAULT_WARM_S
 from dsl.plan.worker import ATTEMPT_VARIABLE, REASON_VARIABLE, words_of_interpreter
 

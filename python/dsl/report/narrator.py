@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
+    from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.model.outcome import AttemptOutcome
 
     class Sink(Protocol):

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.launchers.base import Start
-    from dsl.model.job import Job
-    from dsl.model.node import ForkServer, NodePlan, WorkerPlan
+    from dsl.model.job import ForkServer, Job, NodePlan, WorkerPlan
     from dsl.model.remote import Remote
     from dsl.model.request import ShowRequest
 

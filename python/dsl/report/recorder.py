@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.facts import Facts
-    from dsl.model.job import Job, Meeting
+    from dsl.model.job import Job, Meeting, NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.node import NodePlan
     from dsl.plan.job import JobPlan
 
 SCHEMA = 1

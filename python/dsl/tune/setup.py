@@ -15,8 +15,7 @@ from dsl.errors import AutotuningError, FilterError
 from dsl.facts import Facts
 from dsl.lists import shorten
 from dsl.machine.check import check_program
-from dsl.model.job import Host, Notice
-from dsl.model.node import ForkServer
+from dsl.model.job import ForkServer, Host, Notice
 from dsl.model.request import Program, Request
 from dsl.plan.hosts import ActiveHosts, choose_hosts
 from dsl.plan.job import JobPlan, plan_job

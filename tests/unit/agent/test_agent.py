@@ -13,7 +13,7 @@ from dsl import EngineError
 from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.errors import PortError
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.outcome import (
     AttemptEnded,
     AttemptStarted,

@@ -8,7 +8,7 @@ from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
 
 from dsl._record import replace
 from dsl.agent.agent import Agent
-from dsl.model.node import ForkServer, NodePlan
+from dsl.model.job import ForkServer, NodePlan
 from dsl.model.outcome import Membership
 
 FAILED = an_exit(1, code=7)

@@ -17,8 +17,7 @@ from dsl._record import replace
 from dsl.agent import session
 from dsl.agent.session import Crew, Hooks, Session
 from dsl.errors import PortError
-from dsl.model.job import Notice
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan, Notice
 from dsl.model.outcome import Membership
 
 MADE = Notice("info", "logs are here", is_made=True)

@@ -18,8 +18,7 @@ from dsl.errors import UnsupportedError
 from dsl.facts import Facts
 from dsl.launchers.base import Agents, Start
 from dsl.launchers.table import TABLE, each_host
-from dsl.model.job import Job, Meeting
-from dsl.model.node import NodePlan
+from dsl.model.job import Job, Meeting, NodePlan
 from dsl.model.options import Option
 from dsl.model.outcome import Membership
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS

@@ -13,7 +13,7 @@ from tests.support.launches import without_engine
 
 from dsl.cli import deepspeed
 from dsl.cli.command import Command
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 
 LARGE = """{"zero_optimization": {"stage": [2, 3]},
 "autotuning": {"device_memory": "80G", "model_info": {"num_params": 1e12}}}"""

@@ -12,7 +12,7 @@ from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
 from dsl.errors import UsageError
 from dsl.functions import LaunchConfig, elastic_launch
 from dsl.lists import MOST_WORKERS
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.options import Option, unquoted
 
 FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}

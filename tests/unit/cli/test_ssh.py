@@ -16,7 +16,7 @@ from dsl.launchers.base import Start
 from dsl.launchers.ssh import ssh_command
 
 if TYPE_CHECKING:
-    from dsl.model.node import NodePlan
+    from dsl.model.job import NodePlan
 
 HOSTS = "# hosts\nn1 slots=2\nn2 slots=0\n\nn3 slots=4\n"
 

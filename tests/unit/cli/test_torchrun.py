@@ -14,7 +14,7 @@ from tests.support.launches import without_engine
 
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, torchrun
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.request import OutputRequest
 from dsl.signals import parse_signals
 

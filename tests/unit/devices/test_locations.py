@@ -12,7 +12,7 @@ from tests.support.requests import make_request, plan_of
 
 from dsl.binding.placement import NodeGroup, shown_devices
 from dsl.devices.others import LocatedDevice, read_devices
-from dsl.model.node import WorkerDevice
+from dsl.model.job import WorkerDevice
 from dsl.model.request import PlacementRequest
 
 NAMED = PlacementRequest(names_devices=True)

@@ -14,7 +14,7 @@ from dsl.devices.nvidia import Device, mig_names, survey
 from dsl.devices.offered import DeviceFacts
 from dsl.devices.others import LocatedDevice
 from dsl.errors import AcceleratorError, OptionError
-from dsl.model.node import WorkerDevice
+from dsl.model.job import WorkerDevice
 
 
 @pytest.mark.parametrize(

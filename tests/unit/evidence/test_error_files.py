@@ -20,8 +20,8 @@ from dsl._record import replace
 from dsl.errors import DslError
 from dsl.evidence.error_files import COARSE_NS, MAX_BYTES, collect, load_error_file, root_cause
 from dsl.functions.errors import ChildFailedError, ProcessFailure
+from dsl.model.job import NodePlan, WorkerPlan
 from dsl.model.judgement import ErrorRecord, Failure
-from dsl.model.node import NodePlan, WorkerPlan
 
 pytestmark = pytest.mark.guarantee("G3")
 

@@ -22,7 +22,7 @@ from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError
 from dsl.machine.this_process import Console
-from dsl.model.node import NodePlan, Route
+from dsl.model.job import NodePlan, Route
 from dsl.model.request import OutputRequest
 from dsl.output.plugin import LogsPlugin, StreamFile, load_plugin
 from dsl.plan.job import plan_job

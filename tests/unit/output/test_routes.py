@@ -8,7 +8,7 @@ import pytest
 
 from dsl.errors import OptionError
 from dsl.machine.this_process import Console
-from dsl.model.node import INHERIT, Route
+from dsl.model.job import INHERIT, Route
 from dsl.model.request import OutputRequest
 from dsl.output.plugin import StreamFile, StreamFiles, WorkerFiles
 from dsl.output.routes import (

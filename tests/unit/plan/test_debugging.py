@@ -12,7 +12,7 @@ from tests.support.requests import make_request, plan_of
 
 from dsl._record import replace
 from dsl.errors import OptionError, PortError, UsageError
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.request import DebugRequest, Program
 from dsl.plan.debugging import attach_notices, check_ports, debug_ranks, is_debugged
 from dsl.plan.job import plan_job

@@ -19,8 +19,7 @@ from dsl.errors import (
     PortError,
     UnsupportedError,
 )
-from dsl.model.job import Notice
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan, Notice
 from dsl.plan.job import JobPlan, plan_job
 from dsl.plan.worker import POD_ENVIRONMENT_PATH
 

@@ -12,7 +12,7 @@ from tests.support.requests import make_request
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError, PortError
 from dsl.machine.this_process import Console
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.request import Program
 from dsl.plan.job import plan_job
 from dsl.plan.worker import DEEPSPEED, TORCH, worker_commands

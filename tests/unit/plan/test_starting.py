@@ -15,8 +15,7 @@ from dsl.agent.part import conducted
 from dsl.errors import OptionError
 from dsl.machine.cpus import NumaNode
 from dsl.machine.this_process import read_text
-from dsl.model.job import Job
-from dsl.model.node import NodePlan
+from dsl.model.job import Job, NodePlan
 from dsl.model.request import Program
 from dsl.plan.job import plan_job
 from dsl.plan.starting import is_late, may_be_secret, why_no_torch, with_fork_servers

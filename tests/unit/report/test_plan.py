@@ -8,7 +8,7 @@ from tests.support.machine import make_facts, numa_table
 from tests.support.requests import make_request, plan_of
 
 from dsl.machine.cpus import Topology
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.report.plan import bindings_table, plan_json, plan_text
 
 ENVIRON = {"HOME": "/home/user", "SECRET": "x"}

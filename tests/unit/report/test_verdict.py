@@ -14,7 +14,7 @@ from dsl import Ended, Exit, SignalReceived
 from dsl._record import replace
 from dsl.conductor.judge import Context, judge_alone
 from dsl.evidence.reports import memory_evidence, report_of
-from dsl.model.node import NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.outcome import Outcome, exit_code
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_workers, reason, verdict
