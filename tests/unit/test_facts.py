@@ -40,7 +40,7 @@ def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
         "names": process,
         "files": process,
         "cpus": {"dsl.machine.cpus", "dsl.machine.kernel_files"},
-        "devices": {"dsl.devices.offered", "dsl.machine.kernel_files"},
+        "devices": {"dsl.devices.accelerators", "dsl.devices.offered", "dsl.machine.kernel_files"},
         "ports": {"dsl.machine.ports"},
         "network": {"dsl.machine.network"},
     }
