@@ -1,1 +1,1 @@
-"""One file for each launcher: the command, environment and files by which it starts the agents."""
+"""One file for each family of launchers: the command, environment and files by which it starts the agents."""

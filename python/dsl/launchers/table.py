@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.launchers.base import FIRST_PLACE, Agents, Start
-from dsl.launchers.hydra import impi, mpich, mvapich
-from dsl.launchers.openmpi import openmpi
+from dsl.launchers.mpirun import impi, mpich, mvapich, openmpi
 from dsl.launchers.pdsh import pdsh
 from dsl.launchers.slurm import slurm
 from dsl.launchers.ssh import ssh
