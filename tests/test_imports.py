@@ -40,7 +40,6 @@ MAY_IMPORT_EXTENSION = {
         "dsl.forkserver.become",
         "dsl.forkserver.ending",
         "dsl.forkserver.freshness",
-        "dsl.forkserver.imports",
         "dsl.forkserver.server",
         "dsl.forkserver.warm",
     ),

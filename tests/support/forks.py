@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from tests.support.warm import Place, variables
 
-import dsl._core
 from dsl import (
     Ended,
     Exit,
@@ -24,8 +23,9 @@ from dsl import (
     Supervisor,
     WorkerSpec,
 )
+from dsl._record import replace
 from dsl.agent import warm
-from dsl.forkserver.server_command import server_words
+from dsl.forkserver.boot import words_of
 from dsl.model.job import ForkServer, Warm
 from dsl.plan.starting import SHELL_VARIABLES, may_be_secret
 
@@ -34,7 +34,6 @@ ARE_WARM = False
 """Whether the fork servers are warm ones. Tests set it."""
 HIDDEN = "getattr(getattr(__import__('_frozen_importlib')._find_and_load, '__self__', None), 'modules', ())"
 """An expression for programs: the modules that the server has imported and the program has not; if executed, none."""
-PACKAGE = str(Path(dsl._core.__file__).parent)
 
 
 class Result(NamedTuple):
@@ -67,17 +66,17 @@ class Forks:
         self.is_ready = False
         self.supervisor = Supervisor()
         self.place: Place | None = None
-        if ARE_WARM if is_warm is None else is_warm:
-            self.number = self._join(preload, program)
-            return
-        words = server_words(
-            self.interpreter,
-            folder_of_core=PACKAGE,
-            preload=preload,
+        server = ForkServer(
+            interpreter=self.interpreter,
+            env=self.env,
+            preload=tuple(preload),
             script=program[-1] if program else "",
             is_module=len(program) > 1,
         )
-        self.number = self.supervisor.start_fork_server(words, env=self.env, cwd=folder)
+        if ARE_WARM if is_warm is None else is_warm:
+            self.number = self._join(server)
+            return
+        self.number = self.supervisor.start_fork_server(words_of(server), env=self.env, cwd=folder)
 
     def __enter__(self) -> Forks:  # noqa: PYI034  typing.Self needs 3.11
         return self
@@ -87,17 +86,14 @@ class Forks:
         if self.place is not None:
             self.place.end()
 
-    def _join(self, preload: Sequence[str], program: Sequence[str]) -> int:
+    def _join(self, server: ForkServer) -> int:
         """Start a warm server as a command does, and take its branch."""
         self.place = Place()
         self.env.update(self.place.variables())
         secrets = sorted(filter(may_be_secret, self.env))
-        server = ForkServer(
-            interpreter=self.interpreter,
+        server = replace(
+            server,
             env={name: self.env[name] for name in self.env if name not in {*secrets, *SHELL_VARIABLES}},
-            preload=tuple(preload),
-            script=program[-1] if program else "",
-            is_module=len(program) > 1,
             warm=Warm(stay_s=60.0, memory=0, withheld=tuple(secrets)),
         )
         before = Path.cwd()

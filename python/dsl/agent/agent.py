@@ -314,7 +314,7 @@ class Agent:
         return None if found is None else supervisor.join_fork_server(found.fd, found.is_ready)
 
     def _execute(self, server: ForkServer, supervisor: Supervisor) -> int:
-        from dsl.forkserver.server_command import words_of
+        from dsl.forkserver.boot import words_of
 
         return supervisor.start_fork_server(words_of(server), env=server.env, cpus=server.cpus)
 

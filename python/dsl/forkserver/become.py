@@ -8,6 +8,7 @@ import sys
 
 from dsl._core import ForkedProgram
 from dsl.forkserver import streams
+from dsl.forkserver.hidden import namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,9 +121,7 @@ def _changed_variables(environ: Sequence[bytes]) -> list[Variable]:
 def _holders_of_main() -> Holders:
     """All places that hold the main module, as (namespace, name): `sys.modules`, and names in modules."""
     main = sys.modules["__main__"]
-    # Not by `vars`, which would import a lazy module.
-    modules = [one for one in sys.modules.values() if isinstance(one, type(sys))]
-    spaces = [sys.modules, *[object.__getattribute__(one, "__dict__") for one in modules]]
+    spaces = [sys.modules, *namespaces().values()]
     return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
 
 

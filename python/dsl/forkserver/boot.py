@@ -1,27 +1,55 @@
-"""Started as a script: ``python [flags] boot.py MODULE,… [script | -m module] FD``.
+"""Starts a fork server, as the script ``python [flags] boot.py MODULE,… [script | -m module] FD``.
 
-Imports the server from this file's package, which the interpreter need not have installed. Leaves no trace.
+Imports the server from this file's package, which the interpreter need not have installed. Leaves no trace,
+not even ``__future__``, which would stay in the workers as a module that they have not imported.
 """
 
-import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which has no stub
 import sys
-
-interrupt = _signal.getsignal(_signal.SIGINT)
-if interrupt is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # it ends this process without a traceback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
 
-if not getattr(sys.flags, "safe_path", sys.flags.isolated):
-    del sys.path[0]
+    from dsl.model.job import ForkServer
+
+MARK = "warm:"
+"""Begins the last word of a warm server: descriptors of its socket, and maybe of a call and its request."""
+
+NEW, READY = ".new", ".warm"
+"""Ends of the names of sockets: of a warm server that imports, and of one that takes calls at once."""
+
+# Empty words at the end. C libraries that set the title of a process look in a worker's memory for as many
+# words as the server was started with. They find that many if the worker itself has no more words.
+_ROOM = ("",) * 60
+
+
+def words_of(server: "ForkServer", withheld: "Sequence[str] | None" = None) -> tuple[str, ...]:
+    """Command line of a fork server, to which the engine adds the number of its descriptor.
+
+    A warm server has the names of variables that it does not get, ``withheld``, and further words behind
+    them: folder and name of its socket, and the word with `MARK`.
+    """
+    import dsl
+
+    program = ("-m", server.script) if server.is_module else (server.script,)
+    boot = f"{dsl.__path__[0]}/forkserver/boot.py"  # of the package that has the extension
+    listed = ",".join(server.preload)
+    words = (*server.interpreter, boot, listed, *(program if server.script else ()), *_ROOM)
+    return words if withheld is None else (*words, ",".join(withheld))
 
 
 def start(path: str) -> None:
     """Serve, from the package that lies around this file."""
+    import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which has no stub
     from _frozen_importlib_external import PathFinder
 
+    interrupt = _signal.getsignal(_signal.SIGINT)
+    if interrupt is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # it ends this process without a traceback
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        del sys.path[0]
+    sys.path_importer_cache.pop(path, None)
     folder = path.rpartition("/")[0].rpartition("/")[0].rpartition("/")[0] or "/"
 
     class Finder:
@@ -54,5 +82,5 @@ def start(path: str) -> None:
     serve(sys.argv[1:], forget)
 
 
-sys.path_importer_cache.pop(__file__, None)
-start(__file__)
+if __name__ == "__main__":
+    start(__file__)

@@ -10,6 +10,7 @@ import posix
 import sys
 
 from dsl.forkserver import streams
+from dsl.forkserver.poison import fields_of_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,16 +145,8 @@ def _let_threads_rest() -> None:
         if not others:
             return
         _signal.sigtimedwait((), _LOOK_S)  # without the lock
-        if not any(map(_runs, others)):
+        if all(fields_of_thread(task)[:1] != [b"R"] for task in others):
             return
-
-
-def _runs(task: str) -> bool:
-    try:
-        with open(f"/proc/self/task/{task}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"R"
-    except OSError:
-        return False
 
 
 def _package(name: str) -> str:

@@ -244,7 +244,7 @@ class Hidden:
         comes_with: dict[str, set[str]] = {}
         for name, module in modules.items():
             parent, _, last = name.rpartition(".")
-            space = _namespace(sys.modules.get(parent))
+            space = namespace_of(sys.modules.get(parent))
             if space.get(last) is not module:
                 continue
             if parent not in comes_with:
@@ -276,7 +276,7 @@ class Hidden:
         if name not in sys.modules:
             is_bound = name in self._bound
             if parent in self.modules or (
-                is_bound and _namespace(sys.modules[parent]) is not self._bound[name][0]
+                is_bound and namespace_of(sys.modules[parent]) is not self._bound[name][0]
             ):
                 return self._find_and_load(name, import_)  # of another package of the same name
             self._show(name)
@@ -325,11 +325,12 @@ def _asked(name: str, notes: Notes) -> list[str]:
 
 
 def namespaces() -> Namespaces:
-    """Of each module its namespace, not by `vars`, which would import a lazy module."""
-    return {name: _namespace(one) for name, one in list(sys.modules.items())}
+    """Of each module its namespace."""
+    return {name: namespace_of(one) for name, one in list(sys.modules.items())}
 
 
-def _namespace(module: object) -> dict[str, Any]:
+def namespace_of(module: object) -> dict[str, Any]:
+    """The names of a module, not by `vars`, which would import a lazy module."""
     return object.__getattribute__(module, "__dict__") if isinstance(module, _module) else {}
 
 
@@ -351,7 +352,7 @@ def _change(variable: str, before: str | None, after: str | None) -> None:
 
 def _run_again(module: ModuleType) -> None:
     """Execute a module's file anew, in the module that others hold."""
-    space = _namespace(module)
+    space = namespace_of(module)
     for name, value in list(space.items()):
         if not name.startswith("__") and sys.modules.get(f"{module.__name__}.{name}") is not value:
             del space[name]

@@ -258,9 +258,14 @@ def _threads() -> str | None:
 
 def _lives(task: str) -> bool:
     """Whether a thread has not begun to end. After a wait for its end, a thread may still be listed."""
+    fields = fields_of_thread(task)
+    return bool(fields) and not int(fields[6]) & _EXITING
+
+
+def fields_of_thread(task: str) -> list[bytes]:
+    """What the kernel shows of a thread of this process, from its state on; empty if it is gone."""
     try:
         with open(f"/proc/self/task/{task}/stat", "rb") as file:
-            flags = int(file.read().rpartition(b")")[2].split()[6])
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return False
-    return not flags & _EXITING
+        return []

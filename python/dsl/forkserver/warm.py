@@ -14,9 +14,8 @@ import time
 from dsl._core import WarmDoor, warm_answer, warm_call, warm_key, warm_listen
 from dsl.forkserver import freshness, poison, streams
 from dsl.forkserver.become import LeaveServer
-from dsl.forkserver.imports import Imports
-from dsl.forkserver.reads import Reads
-from dsl.forkserver.server_command import MARK, NEW, READY
+from dsl.forkserver.boot import MARK, NEW, READY
+from dsl.forkserver.server import Imports
 from dsl.machine.kernel_files import memory_of
 
 TYPE_CHECKING = False
@@ -61,7 +60,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     forget()
     if early is not None:
         _refuse(door, first, early)
-    reads = Reads()
+    reads = freshness.Reads()
     program, private = [word for word in rest if word], [one for one in withheld.split(",") if one]
     imports = Imports(listed, program, private, reads)
     reason = imports.settle(door.settle)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dsl._core import warm_answer, warm_call
 from dsl._record import Record
-from dsl.forkserver.server_command import MARK, NEW, READY
+from dsl.forkserver.boot import MARK, NEW, READY
 from dsl.machine.kernel_files import memory_of
 from dsl.machine.sockets import MOST_AT_ONCE, ask_sockets, left_alone, peer_of, remove_socket
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dsl.forkserver import hidden
-from dsl.forkserver.reads import Reads
+from dsl.forkserver.freshness import Reads
 
 
 def _noted(act: object) -> Reads:

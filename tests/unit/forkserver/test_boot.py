@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.forkserver.server_command import server_words
+import dsl
+from dsl.forkserver.boot import words_of
+from dsl.model.node import ForkServer
 
 
 @pytest.mark.parametrize(
@@ -19,12 +21,9 @@ from dsl.forkserver.server_command import server_words
 def test_the_server_follows_the_interpreter_and_its_flags(
     preload: tuple[str, ...], script: str, kind: str, expected: tuple[str, ...]
 ) -> None:
-    words = server_words(
-        ("python", "-u"),
-        folder_of_core="/lib/dsl",
-        preload=preload,
-        script=script,
-        is_module=kind == "module",
+    server = ForkServer(
+        interpreter=("python", "-u"), env={}, preload=preload, script=script, is_module=kind == "module"
     )
+    words = words_of(server)
     assert tuple(word for word in words[4:] if word) == expected[1:]
-    assert words[:4] == ("python", "-u", "/lib/dsl/forkserver/boot.py", expected[0])
+    assert words[:4] == ("python", "-u", f"{dsl.__path__[0]}/forkserver/boot.py", expected[0])

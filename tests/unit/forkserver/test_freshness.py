@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsl.forkserver import searched
+from dsl.forkserver import freshness
 
 _LOADED, _DYNAMIC = 1, 2
 
@@ -40,18 +40,18 @@ def test_the_folders_that_a_library_names_are_searched(tmp_path: Path, order: st
         ([(1, 1)], []),
     ):
         path = library(tmp_path / "libtest.so", entries, strings, order)
-        assert searched.run_paths(str(path)) == found
+        assert freshness.run_paths(str(path)) == found
 
 
 @pytest.mark.parametrize("text", [b"", b"\x7fELF", b"\x7fELF\1" + bytes(60), b"\x7fELF\2\1" + b"\xff" * 58])
 def test_a_file_that_is_no_library_names_none(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "other").write_bytes(text)
-    assert searched.run_paths(str(tmp_path / "other")) == []
-    assert searched.run_paths(str(tmp_path / "missing")) == []
+    assert freshness.run_paths(str(tmp_path / "other")) == []
+    assert freshness.run_paths(str(tmp_path / "missing")) == []
 
 
 def test_folders_of_a_pth_are_its_lines_that_are_no_code(tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     path.write_text("\ufeff/opt/first  \n# a\n\nimport os; os.x = 1\nimport\tsys\nrelative/one\n")
-    assert searched.folders_of_pth(str(path)) == ["/opt/first", "relative/one"]
-    assert searched.folders_of_pth(str(tmp_path / "missing.pth")) == []
+    assert freshness.folders_of_pth(str(path)) == ["/opt/first", "relative/one"]
+    assert freshness.folders_of_pth(str(tmp_path / "missing.pth")) == []
