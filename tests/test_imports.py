@@ -32,7 +32,7 @@ MAY_IMPORT_EXTENSION = {
     "dsl.agent.warm",
     "dsl.forkserver.warm",
     "dsl.machine.sockets",
-    "dsl.observe.warm_servers",
+    "dsl.cli.warm",
     *("dsl", "dsl.machine.ports", "dsl.machine.this_process", "dsl.control.hub", "dsl.agent.views"),
     "dsl.report.survey",
     "dsl.doctor.look",

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-from dsl._record import replace
+from dsl._core import warm_answer, warm_call
+from dsl._record import Record, replace
 from dsl.cli.command import Command
 from dsl.cli.jobs import table, terminal_width
 from dsl.cli.options_warm import NAME, make_parser
 from dsl.errors import DslError, OptionError, UsageError
+from dsl.forkserver.boot import MARK, NEW, READY
 from dsl.lists import counted, quote
+from dsl.machine.kernel_files import memory_of
+from dsl.machine.sockets import MOST_AT_ONCE, ask_sockets, left_alone, peer_of, remove_socket
 from dsl.observe.table import duration, size
-from dsl.observe.warm_servers import stop, warm_servers
 from dsl.printable import printable
 from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
+    from typing import Any, Literal
 
     from dsl.model.job import ForkServer, NodePlan
     from dsl.model.request import Request
-    from dsl.observe.warm_servers import WarmServer
 
 COMMAND = Command(NAME)
 SCHEMA = 1
@@ -35,7 +41,44 @@ MOST_NAMES = 60
 """Characters of the names of modules that a row shows."""
 IMPORT_S = 630.0
 """How long the imports may take."""
+ANSWER_S = 1.0
+"""How long a server may take to answer."""
+END_S = 5.0
+"""How long a server without jobs may take to end."""
+YOUNG_S = 10.0
+"""A socket that is younger may belong to a server that begins."""
 START_USAGE = "dsl-warm start [--preload MODULE,...] dsl|dslrun [OPTIONS] SCRIPT"
+
+
+class WarmServer(Record):
+    """A warm server."""
+
+    folder: str
+    """Folder of its socket."""
+    name: str
+    """Name of its socket."""
+    pid: int
+    """Its process."""
+    state: Literal["idle", "busy", "importing", "no answer"]
+    """Whether it has jobs, or why it has not said anything about itself."""
+    memory: int
+    """Bytes that it has for itself."""
+    jobs: int = 0
+    """Jobs that it has forked workers for."""
+    running: int = 0
+    """Those that run."""
+    idle_s: float = 0.0
+    """Seconds since it had its last job."""
+    stay_s: float = 0.0
+    """Seconds without a job after which it ends."""
+    holders: int = 0
+    """Programs that hold it: it does not end before them."""
+    interpreter: str = ""
+    """Its Python."""
+    program: str = ""
+    """The program whose workers it forks."""
+    modules: tuple[str, ...] = ()
+    """What it has imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,10 +176,11 @@ def _stop(words: Sequence[str]) -> int:
     if not chosen:
         show_text(NONE)
         return 0
-    left = stop(chosen)
     code = 0
-    for one in chosen:
-        if one not in left:
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+        have_ended = list(pool.map(_has_ended, chosen))
+    for one, has_ended in zip(chosen, have_ended, strict=True):
+        if has_ended:
             show_text(f"server {one.pid} has ended")
         elif one.state == "busy":
             jobs = "its job" if one.running == 1 else f"its {one.running} jobs"
@@ -223,3 +267,128 @@ def _plan(request: Request) -> NodePlan:
     if planned.remote is not None or planned.job.meeting.backend:
         raise DslError("no warm server for a job on several hosts: jobs of one host alone can start one")
     return Planner(planned, facts).plan(0)
+
+
+def warm_servers(tell: Callable[[str], None] | None = None) -> list[WarmServer]:
+    """All warm servers, by their pids. Removes sockets that servers have left.
+
+    ``tell`` hears of sockets whose process is not one of this user here: nothing is asked there.
+    """
+    found = ask_sockets(_ask, NEW, READY)
+    for one in found:
+        if tell is not None and isinstance(one, str):
+            tell(one)
+    return sorted([one for one in found if isinstance(one, WarmServer)], key=lambda one: one.pid)
+
+
+def _ask(place: tuple[str, str]) -> WarmServer | str | None:
+    folder, name = place
+    if name.endswith(NEW):
+        # Not by a call: a server that imports would take it for that of its job.
+        pid = _importing(name)
+        if pid:
+            return WarmServer(folder, name, pid, "importing", memory_of(pid))
+        try:
+            if time.time() - os.lstat(os.path.join(folder, name)).st_mtime < YOUNG_S:
+                return None
+        except OSError:
+            return None
+    try:
+        fd = warm_call(folder, name, "tell")
+    except (ConnectionRefusedError, ConnectionResetError):  # it has ended, or is just ending
+        remove_socket(folder, name)
+        return None
+    except BlockingIOError:  # it is stopped, and too many calls wait
+        pid = _importing(name)
+        return WarmServer(folder, name, pid, "no answer", memory_of(pid)) if pid else None
+    except PermissionError as error:
+        return None if error.errno else left_alone(folder, name, error)
+    except OSError:
+        return None
+    try:
+        pid = peer_of(fd)
+    except OSError:  # it has ended meanwhile
+        pid = 0
+    answer = warm_answer(fd, ANSWER_S)
+    if answer is not None:
+        return parse(folder, name, pid, answer)
+    if not os.path.exists(os.path.join(folder, name)) or not _is_server(pid, name):
+        return None
+    return WarmServer(folder, name, pid, "no answer", memory_of(pid))
+
+
+def parse(folder: str, name: str, pid: int, answer: bytes) -> WarmServer:
+    """A server by its socket, the pid that the kernel tells, and its answer."""
+    line, _, about = answer.partition(b"\n")
+    jobs, running, idle_ms, stay_ms, holders = map(int, line.split()[1:])
+    interpreter, program, modules = [*map(os.fsdecode, about.split(b"\0")), "", "", ""][:3]
+    return WarmServer(
+        folder,
+        name,
+        pid,
+        "busy" if running else "idle",
+        memory_of(pid),
+        jobs,
+        running,
+        idle_ms / 1000,
+        stay_ms / 1000,
+        holders,
+        interpreter,
+        program,
+        tuple([one for one in modules.split(",") if one]),
+    )
+
+
+def _importing(name: str) -> int:
+    """Pid of the server that listens at this socket while it imports; 0: there is none."""
+    found = [int(one) for one in os.listdir("/proc") if one.isdecimal() and _is_server(int(one), name)]
+    return max(found, default=0)
+
+
+def _is_server(pid: int, name: str) -> bool:
+    """Whether a process of this user was started as the server with this socket."""
+    stem = name.removesuffix(READY).removesuffix(NEW)
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            return False
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().removesuffix(b"\0").split(b"\0")
+    except OSError:
+        return False
+    return len(words) > 1 and words[-1].startswith(MARK.encode()) and words[-2] == os.fsencode(stem + NEW)
+
+
+def _has_ended(server: WarmServer) -> bool:
+    """End a server. False: it is still there, because it has jobs or cannot be ended."""
+    try:
+        pidfd = os.pidfd_open(server.pid)
+    except OSError:
+        return True
+    try:
+        if not _is_server(server.pid, server.name):
+            return True
+        if not _is_told_to_end(server):
+            _kill(server, pidfd)
+        wait = select.poll()
+        wait.register(pidfd, select.POLLIN)
+        return bool(wait.poll(0 if server.state == "busy" else END_S * 1000))
+    finally:
+        os.close(pidfd)
+
+
+def _is_told_to_end(server: WarmServer) -> bool:
+    if server.state not in ("idle", "busy"):
+        return False
+    try:
+        return warm_answer(warm_call(server.folder, server.name, "stop"), ANSWER_S) is not None
+    except OSError:
+        return False
+
+
+def _kill(server: WarmServer, pidfd: int) -> None:
+    try:
+        # No other signal ends it: it holds all others back.
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return
+    remove_socket(server.folder, server.name)

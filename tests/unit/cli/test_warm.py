@@ -6,22 +6,21 @@ import pytest
 
 from dsl._record import replace
 from dsl.cli import warm
-from dsl.observe.warm_servers import parse
 
 ANSWER = b"7 3 0 20500 600000 0\n/usr/bin/python3\0train.py\0torch,numpy"
 
 
 def test_the_answer_of_a_server_is_read() -> None:
-    server = parse("/run/dsl", "0-1.warm", 812, ANSWER)
+    server = warm.parse("/run/dsl", "0-1.warm", 812, ANSWER)
     assert (server.pid, server.state, server.jobs, server.running) == (812, "idle", 3, 0)
     assert (server.idle_s, server.stay_s) == (20.5, 600.0)
     assert (server.interpreter, server.program) == ("/usr/bin/python3", "train.py")
     assert server.modules == ("torch", "numpy")
-    assert parse("/run/dsl", "0-1.warm", 812, b"812 3 1 0 600000 0\npython").modules == ()
+    assert warm.parse("/run/dsl", "0-1.warm", 812, b"812 3 1 0 600000 0\npython").modules == ()
 
 
 def test_a_server_is_a_row() -> None:
-    server = replace(parse("/run/dsl", "0-1.warm", 812, ANSWER), memory=410 << 20)
+    server = replace(warm.parse("/run/dsl", "0-1.warm", 812, ANSWER), memory=410 << 20)
     assert warm.row(server) == ("812", "idle 0:20, ends in 9:39", "410M", "3", "train.py", "torch,numpy")
     assert warm.row(replace(server, holders=2))[1] == "idle 0:20, held by 2 programs"
     assert warm.row(replace(server, state="busy", running=2))[1] == "2 jobs running"

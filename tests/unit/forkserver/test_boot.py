@@ -6,7 +6,7 @@ import pytest
 
 import dsl
 from dsl.forkserver.boot import words_of
-from dsl.model.node import ForkServer
+from dsl.model.job import ForkServer
 
 
 @pytest.mark.parametrize(
