@@ -22,6 +22,9 @@ from kit.users import as_ordinary_user
 from tests.support import forks as support
 from tests.support.forks import HIDDEN, Forks, Result
 
+import dsl
+from dsl.forkserver.boot import words_of
+
 OBSERVED = Path(__file__).parent.parent / "workers" / "observed.py"
 
 # What a worker may see that no Python of its own would show, and why.
@@ -696,8 +699,13 @@ def test_an_interpreter_that_cannot_load_the_extension_executes_its_workers(
             support, "ARE_WARM", False
         )  # a warm server that cannot start leaves it to another
     package = tmp_path / "lib" / "dsl"
-    shutil.copytree(support.PACKAGE, package, ignore=shutil.ignore_patterns("_core*.so"))
-    monkeypatch.setattr(support, "PACKAGE", str(package))
+    ours = dsl.__path__[0]
+    shutil.copytree(ours, package, ignore=shutil.ignore_patterns("_core*.so"))
+
+    def words_elsewhere(*server: Any) -> tuple[str, ...]:
+        return tuple([word.replace(ours, str(package)) for word in words_of(*server)])
+
+    monkeypatch.setattr(support, "words_of", words_elsewhere)
     (tmp_path / "train.py").write_text("print('done')")
     with Forks(tmp_path, program=["train.py"], env=environment()) as forks:
         assert forks.run(["train.py"]) == [Result(0, None, "done\n", "")]
