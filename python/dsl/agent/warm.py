@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Collection, Iterator
+    from socket import socket
     from typing import Literal
 
     from dsl.model.job import ForkServer, NodePlan, Warm
@@ -99,6 +100,45 @@ class WarmCalls:
             os.close(fd)
 
 
+class HeldServers:
+    """Warm servers that a program holds: they stay while it runs, whatever its jobs want, and end with it.
+
+    Several threads may use this.
+    """
+
+    def __init__(self) -> None:
+        from threading import Lock
+
+        self._connections: dict[str, socket] = {}
+        self._lock = Lock()
+
+    def hold(self, servers: Collection[ForkServer], mask: Collection[int]) -> None:
+        """Hold these servers, as far as they are warm. Missing ones are started with this signal mask."""
+        from socket import socket
+
+        with self._lock:
+            for server in [one for one in servers if one.warm is not None]:
+                digest = digest_of(server)
+                held = self._connections.get(digest)
+                if held is not None:
+                    if not _has_hung_up(held):
+                        continue
+                    self._connections.pop(digest).close()
+                found = call(server, start_mask=mask, purpose="hold")
+                if found is not None:
+                    self._connections[digest] = socket(fileno=found.fd)
+
+    def close(self) -> None:
+        """Let the servers end, unless other programs need them."""
+        from socket import SHUT_RDWR
+
+        with self._lock:
+            for held in self._connections.values():
+                held.shutdown(SHUT_RDWR)  # children that were forked meanwhile have copies of it
+                held.close()
+            self._connections.clear()
+
+
 def why_none() -> str:
     """Why there is no warm server for this command, and none can be started."""
     return warm_obstacle() or "no server can be kept from here"
@@ -146,6 +186,15 @@ def digest_of(server: ForkServer) -> str:
     """How the names of the sockets of such warm servers begin, before a dash."""
     assert server.warm is not None
     return warm_digest(_key_of(server, server.warm)[1])
+
+
+def _has_hung_up(held: socket) -> bool:
+    """Whether the server at the other end takes no more calls."""
+    from select import poll
+
+    poller = poll()
+    poller.register(held, 0)
+    return bool(poller.poll(0))
 
 
 def _key_of(server: ForkServer, warm: Warm) -> tuple[tuple[str, ...], bytes]:

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.agent.fixed_nodes import FixedNodes
-    from dsl.agent.held_servers import HeldServers
     from dsl.agent.session import Crew
     from dsl.agent.torch_nodes import TorchNodes
+    from dsl.agent.warm import HeldServers
     from dsl.facts import Facts
     from dsl.model.job import NodePlan, Notice
     from dsl.model.judgement import Judgement
@@ -144,7 +144,7 @@ def warm_launch(**fields: Any) -> Iterator[Callable[..., list[Any]]]:
         with warm_launch(nproc_per_node=4, preload="torch") as launch:
             losses = [launch(train, rate) for rate in rates]
     """
-    from dsl.agent.held_servers import HeldServers
+    from dsl.agent.warm import HeldServers
 
     defaults = {"nproc_per_node": 1, "max_restarts": 0, "start_method": "warm", "warm_for_s": 0.0, **fields}
     held = HeldServers()

@@ -12,8 +12,8 @@ from dsl import __version__, _own_process
 from dsl._own_process import START
 from dsl._record import replace
 from dsl.agent.background import become
-from dsl.agent.held_servers import HeldServers
 from dsl.agent.session import die_of_interrupt
+from dsl.agent.warm import HeldServers
 from dsl.errors import AutotuningError
 from dsl.facts import this_machine
 from dsl.model.job import Notice

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsl._record import replace
-from dsl.agent.held_servers import HeldServers
+from dsl.agent.warm import HeldServers
 from dsl.model.job import Host
 from dsl.model.request import Program, Request, SignalRequest
 from dsl.tune.config import Section, find_config
