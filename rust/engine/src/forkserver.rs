@@ -30,6 +30,7 @@ mod server;
 mod socket;
 mod speaker;
 pub mod warm;
+mod wire;
 mod words;
 
 pub use imports::Patience;

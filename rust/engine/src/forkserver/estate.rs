@@ -11,6 +11,7 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::message::Report;
 use super::socket;
+use super::wire::Wire as _;
 use crate::peer::Peer;
 use crate::poller::{Poller, wait_readable};
 

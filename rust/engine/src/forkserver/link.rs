@@ -13,6 +13,7 @@ use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
 use super::pages;
 use super::socket;
+use super::wire::Wire as _;
 use crate::clearing::{Clearing, Left, Next};
 use crate::error::Error;
 use crate::orphans::reap;

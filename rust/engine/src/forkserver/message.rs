@@ -1,16 +1,14 @@
 //! The messages between engine and fork server, as bytes.
 //!
-//! Both are the same build of this extension; otherwise the version in the first message differs. Numbers are in the
-//! machine's byte order. A process is named by a pidfd and never by its pid, because a pid means another process in
-//! another pid namespace.
+//! Both are the same build of this extension; otherwise the version in the first message differs. A process is named
+//! by a pidfd and never by its pid, because a pid means another process in another pid namespace.
 
-use std::time::Duration;
-
+use super::wire::{Wire, wire};
 use crate::sys::clone::{Failure, Step};
 use crate::sys::wait::Death;
 
 /// Version of the messages and of the plan.
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 
 /// From the server to the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,226 +53,47 @@ pub(crate) struct Entered {
     pub(crate) result: Result<Option<Failure>, Failure>,
 }
 
-impl Report {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        match self {
-            Self::Hello { version } => out.byte(0).u32(*version),
-            Self::Ready => out.byte(1),
-            Self::Refused { text } => out.byte(2).bytes(text),
-            Self::Forked { order } => out.byte(3).u64(*order),
-            Self::NotForked { order, errno } => out.byte(4).u64(*order).i32(*errno),
-            Self::Ended { order, death } => out.byte(5).u64(*order).death(death),
-            Self::Importing => out.byte(6),
-            Self::Died { death } => out.byte(7).death(death),
-            Self::Cleared => out.byte(8),
-        };
-        out.0
+wire!(Report {
+    0 => Hello { version },
+    1 => Ready {},
+    2 => Refused { text },
+    3 => Forked { order },
+    4 => NotForked { order, errno },
+    5 => Ended { order, death },
+    6 => Importing {},
+    7 => Died { death },
+    8 => Cleared {},
+});
+wire!(Command {
+    0 => Start { order },
+    1 => Reap { through },
+    2 => Expect { workers },
+});
+wire!(Entered { in_cgroup, result });
+wire!(Failure { step, errno });
+wire!(Death {
+    status,
+    signaled,
+    core,
+    user,
+    system,
+    max_rss,
+});
+
+impl Wire for Step {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
-        let report = match input.byte()? {
-            0 => Self::Hello {
-                version: input.u32()?,
-            },
-            1 => Self::Ready,
-            2 => Self::Refused {
-                text: input.bytes()?.to_vec(),
-            },
-            3 => Self::Forked { order: input.u64()? },
-            4 => Self::NotForked {
-                order: input.u64()?,
-                errno: input.i32()?,
-            },
-            5 => Self::Ended {
-                order: input.u64()?,
-                death: input.death()?,
-            },
-            6 => Self::Importing,
-            7 => Self::Died {
-                death: input.death()?,
-            },
-            8 => Self::Cleared,
-            _ => return None,
-        };
-        input.at_end(report)
-    }
-}
-
-impl Command {
-    pub(crate) fn encode(self) -> Vec<u8> {
-        let mut out = Writer::default();
-        match self {
-            Self::Start { order } => out.byte(0).u64(order),
-            Self::Reap { through } => out.byte(1).u64(through),
-            Self::Expect { workers } => out.byte(2).u64(workers),
-        };
-        out.0
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
-        let command = match input.byte()? {
-            0 => Self::Start { order: input.u64()? },
-            1 => Self::Reap {
-                through: input.u64()?,
-            },
-            2 => Self::Expect {
-                workers: input.u64()?,
-            },
-            _ => return None,
-        };
-        input.at_end(command)
-    }
-}
-
-impl Entered {
-    pub(crate) fn encode(self) -> Vec<u8> {
-        let mut out = Writer::default();
-        let (kind, failure) = match self.result {
-            Ok(None) => (0, None),
-            Ok(Some(unbound)) => (1, Some(unbound)),
-            Err(failure) => (2, Some(failure)),
-        };
-        out.flag(self.in_cgroup).byte(kind);
-        if let Some(failure) = failure {
-            out.byte(failure.step as u8).i32(failure.errno);
-        }
-        out.0
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
-        let in_cgroup = input.flag()?;
-        let kind = input.byte()?;
-        let mut failure = || {
-            let step = *Step::ALL.get(usize::from(input.byte()?))?;
-            let errno = input.i32()?;
-            Some(Failure { step, errno })
-        };
-        let result = match kind {
-            0 => Ok(None),
-            1 => Ok(Some(failure()?)),
-            2 => Err(failure()?),
-            _ => return None,
-        };
-        input.at_end(Self { in_cgroup, result })
-    }
-}
-
-/// Writes values as bytes.
-#[derive(Debug, Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
-
-impl Writer {
-    pub(super) fn byte(&mut self, value: u8) -> &mut Self {
-        self.0.push(value);
-        self
-    }
-
-    pub(super) fn flag(&mut self, value: bool) -> &mut Self {
-        self.byte(u8::from(value))
-    }
-
-    pub(super) fn u32(&mut self, value: u32) -> &mut Self {
-        self.0.extend(value.to_ne_bytes());
-        self
-    }
-
-    pub(super) fn i32(&mut self, value: i32) -> &mut Self {
-        self.0.extend(value.to_ne_bytes());
-        self
-    }
-
-    pub(super) fn u64(&mut self, value: u64) -> &mut Self {
-        self.0.extend(value.to_ne_bytes());
-        self
-    }
-
-    fn duration(&mut self, value: Duration) -> &mut Self {
-        self.u64(value.as_secs()).u32(value.subsec_nanos())
-    }
-
-    fn death(&mut self, death: &Death) -> &mut Self {
-        self.i32(death.status).flag(death.signaled).flag(death.core);
-        self.duration(death.user)
-            .duration(death.system)
-            .u64(death.max_rss)
-    }
-
-    pub(super) fn bytes(&mut self, value: &[u8]) -> &mut Self {
-        self.u64(value.len() as u64);
-        self.0.extend(value);
-        self
-    }
-}
-
-/// Reads values from bytes; holds the bytes that are left.
-#[derive(Debug)]
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    pub(super) fn byte(&mut self) -> Option<u8> {
-        self.take(1)?.first().copied()
-    }
-
-    pub(super) fn flag(&mut self) -> Option<bool> {
-        match self.byte()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-
-    pub(super) fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    pub(super) fn i32(&mut self) -> Option<i32> {
-        Some(i32::from_ne_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    pub(super) fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn duration(&mut self) -> Option<Duration> {
-        let seconds = self.u64()?;
-        let nanoseconds = self.u32().filter(|&count| count < 1_000_000_000)?;
-        Some(Duration::new(seconds, nanoseconds))
-    }
-
-    fn death(&mut self) -> Option<Death> {
-        Some(Death {
-            status: self.i32()?,
-            signaled: self.flag()?,
-            core: self.flag()?,
-            user: self.duration()?,
-            system: self.duration()?,
-            max_rss: self.u64()?,
-        })
-    }
-
-    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
-        let length = usize::try_from(self.u64()?).ok()?;
-        self.take(length)
-    }
-
-    /// The value, if no bytes are left after it.
-    pub(super) fn at_end<T>(&self, value: T) -> Option<T> {
-        self.0.is_empty().then_some(value)
+    fn read(input: &mut &[u8]) -> Option<Self> {
+        Self::ALL.get(usize::from(u8::read(input)?)).copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -347,6 +166,6 @@ mod tests {
             }
         }
         assert_eq!(Entered::decode(&[0, 3]), None);
-        assert_eq!(Entered::decode(&[0, 2, Step::ALL.len() as u8, 0, 0, 0, 0]), None);
+        assert_eq!(Entered::decode(&[0, 1, Step::ALL.len() as u8, 0, 0, 0, 0]), None);
     }
 }

@@ -13,6 +13,7 @@ use super::message::Entered;
 use super::parcel;
 use super::plan::{Plan, Stderr};
 use super::socket;
+use super::wire::Wire as _;
 use crate::error::Error;
 use crate::features::Features;
 use crate::spawn::all_descriptors;

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::message::{Reader, Writer};
+use super::wire::wire;
 use crate::sys::clone::MemoryPolicy;
 use crate::sys::signal::SignalSet;
 
@@ -43,103 +43,33 @@ pub(crate) struct Plan {
     pub(crate) mask: SignalSet,
 }
 
-impl Plan {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        strings(&mut out, &self.argv);
-        out.u32(self.entry);
-        strings(&mut out, &self.environ);
-        out.flag(self.cwd.is_some());
-        if let Some(cwd) = &self.cwd {
-            out.bytes(cwd.as_bytes());
-        }
-        out.flag(self.stderr == Stderr::Stdout).flag(self.has_cgroup);
-        out.u64(self.kept.len() as u64);
-        for fd in &self.kept {
-            out.i32(*fd);
-        }
-        out.i32(self.group);
-        out.u64(self.open_files.0).u64(self.open_files.1);
-        words(&mut out, &self.cpus);
-        out.flag(self.memory.is_some());
-        if let Some(memory) = &self.memory {
-            out.i32(memory.mode);
-            words(&mut out, &memory.nodes);
-        }
-        out.flag(self.requires_cpus)
-            .flag(self.requires_memory)
-            .u64(self.mask.0);
-        out.0
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
-        let plan = Self {
-            argv: list(&mut input, string)?,
-            entry: input.u32()?,
-            environ: list(&mut input, string)?,
-            cwd: if input.flag()? {
-                Some(string(&mut input)?)
-            } else {
-                None
-            },
-            stderr: if input.flag()? {
-                Stderr::Stdout
-            } else {
-                Stderr::Own
-            },
-            has_cgroup: input.flag()?,
-            kept: list(&mut input, Reader::i32)?,
-            group: input.i32()?,
-            open_files: (input.u64()?, input.u64()?),
-            cpus: list(&mut input, Reader::u64)?,
-            memory: if input.flag()? {
-                Some(MemoryPolicy {
-                    mode: input.i32()?,
-                    nodes: list(&mut input, Reader::u64)?,
-                })
-            } else {
-                None
-            },
-            requires_cpus: input.flag()?,
-            requires_memory: input.flag()?,
-            mask: SignalSet(input.u64()?),
-        };
-        input.at_end(plan)
-    }
-}
-
-fn strings(out: &mut Writer, list: &[CString]) {
-    out.u64(list.len() as u64);
-    for text in list {
-        out.bytes(text.as_bytes());
-    }
-}
-
-fn words(out: &mut Writer, list: &[u64]) {
-    out.u64(list.len() as u64);
-    for word in list {
-        out.u64(*word);
-    }
-}
-
-fn list<'a, T>(input: &mut Reader<'a>, item: impl Fn(&mut Reader<'a>) -> Option<T>) -> Option<Vec<T>> {
-    let count = input.u64()?;
-    // Memory is not reserved in advance, because a wrong count could ask for any amount.
-    let mut items = Vec::new();
-    for _ in 0..count {
-        items.push(item(input)?);
-    }
-    Some(items)
-}
-
-fn string(input: &mut Reader<'_>) -> Option<CString> {
-    CString::new(input.bytes()?).ok()
-}
+wire!(Plan {
+    argv,
+    entry,
+    environ,
+    cwd,
+    stderr,
+    has_cgroup,
+    kept,
+    group,
+    open_files,
+    cpus,
+    memory,
+    requires_cpus,
+    requires_memory,
+    mask,
+});
+wire!(Stderr {
+    0 => Own {},
+    1 => Stdout {},
+});
+wire!(MemoryPolicy { mode, nodes });
+wire!(SignalSet { 0 });
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forkserver::wire::Wire;
 
     fn small() -> Plan {
         Plan {

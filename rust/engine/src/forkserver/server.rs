@@ -15,6 +15,7 @@ use super::parcel;
 use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
 use super::speaker::{Child, Distrust, Origin, Speaker};
+use super::wire::Wire as _;
 use super::words::{self, Words};
 use crate::clearing::CLEAR_PATIENCE;
 use crate::peer::Peer;

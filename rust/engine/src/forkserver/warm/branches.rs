@@ -9,6 +9,7 @@ use crate::clearing::{Clearing, Left, Next};
 use crate::error::Error;
 use crate::forkserver::message::Report;
 use crate::forkserver::socket;
+use crate::forkserver::wire::Wire as _;
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::{Poller, is_readable};
 use crate::sys::wait::{Target, try_wait};

@@ -20,6 +20,7 @@ use crate::folder::PrivateFolder;
 use crate::forkserver::link::{Link, raise_open_files};
 use crate::forkserver::message::Report;
 use crate::forkserver::order::Trace;
+use crate::forkserver::wire::Wire as _;
 use crate::forkserver::{pages, socket};
 use crate::peer::Peer;
 use crate::poller::{Poller, is_readable};
@@ -356,7 +357,7 @@ impl Door {
 
     /// Answers a call that asks for something simple; returns any other call.
     fn admit(&mut self, call: OwnedFd, file: File, peer: &Peer) -> Option<Call> {
-        let request = Request::read(&file).ok()?;
+        let request = Request::unpack(&file).ok()?;
         match request.purpose {
             Purpose::Tell => {
                 let text = [self.account().as_bytes(), &self.about].concat();

@@ -11,13 +11,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::place;
 use crate::folder::PrivateFolder;
-use crate::forkserver::message::{Reader, Writer};
+use crate::forkserver::wire::{Wire, wire};
 use crate::forkserver::{parcel, socket};
 use crate::peer::Peer;
 use crate::poller::wait_readable;
 
 /// Version of these messages.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Calls that may wait. A server that imports takes none.
 const WAITING: i32 = 64;
 
@@ -47,29 +47,20 @@ pub struct Request {
     pub memory: u64,
 }
 
+wire!(Purpose {
+    0 => Serve {},
+    1 => Hold {},
+    2 => Tell {},
+    3 => Stop {},
+});
+wire!(Request {
+    purpose,
+    key,
+    stay,
+    memory,
+});
+
 impl Request {
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        out.u32(VERSION).byte(self.purpose as u8).bytes(&self.key);
-        out.u64(self.stay.as_millis() as u64).u64(self.memory);
-        out.0
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
-        if input.u32()? != VERSION {
-            return None;
-        }
-        let purposes = [Purpose::Serve, Purpose::Hold, Purpose::Tell, Purpose::Stop];
-        let request = Self {
-            purpose: *purposes.get(usize::from(input.byte()?))?,
-            key: input.bytes()?.to_vec(),
-            stay: Duration::from_millis(input.u64()?),
-            memory: input.u64()?,
-        };
-        input.at_end(request)
-    }
-
     /// The file with the request that a call brings.
     pub(super) fn receive(call: &OwnedFd) -> io::Result<File> {
         let (_, fds) = socket::receive(call)?.ok_or(io::ErrorKind::WouldBlock)?;
@@ -79,11 +70,14 @@ impl Request {
     }
 
     /// Reads a request that nobody can change any more.
-    pub(super) fn read(file: &File) -> io::Result<Self> {
+    pub(super) fn unpack(file: &File) -> io::Result<Self> {
         if !parcel::is_sealed(file) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Self::decode(&parcel::unpack(file)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        match <(u32, Self)>::decode(&parcel::unpack(file)?) {
+            Some((VERSION, request)) => Ok(request),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 }
 
@@ -110,7 +104,7 @@ pub fn join(folder: &Path, name: &str, request: &Request) -> io::Result<OwnedFd>
     if matches!(request.purpose, Purpose::Serve | Purpose::Hold) && !place::is_safe(server.pid()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let file = parcel::pack(c"dsl-request", &request.encode())?;
+    let file = parcel::pack(c"dsl-request", &[VERSION.encode(), request.encode()].concat())?;
     parcel::seal(&file)?;
     socket::send(&call, b"request", &[file.as_fd()], false)?;
     Ok(call)
