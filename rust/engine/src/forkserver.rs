@@ -37,7 +37,8 @@ pub use imports::Patience;
 pub use link::Link;
 pub use order::Order;
 
-pub(crate) use delivery::{Delivered, Delivery, Ends, Ordered};
+pub(crate) use delivery::{Delivered, Delivery, Ordered};
 pub(crate) use estate::Estate;
 pub(crate) use plan::{Plan, Stderr};
 pub(crate) use server::{DEATH_PATIENCE, FORK_PATIENCE, News, Server, State, refusal};
+pub(crate) use socket::pair as new_link;

@@ -24,7 +24,7 @@ pub(crate) const TOKEN_VARIABLE: &str = "DSL_JOB_ID";
 const PASSES: usize = 64;
 
 /// Which processes belong to the job.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Scope<'a> {
     /// Whether all descendants of this process belong to the job.
     pub(crate) own_descendants: bool,
@@ -49,12 +49,8 @@ impl<'a> Scope<'a> {
     pub(crate) fn below_us(spared: &'a [i32]) -> Self {
         Self {
             own_descendants: true,
-            roots: &[],
-            known: &[],
-            token: None,
-            spared: None,
             servers: spared,
-            branches: &[],
+            ..Self::default()
         }
     }
 }
@@ -346,13 +342,8 @@ mod tests {
     fn a_survivor_is_described_with_where_it_sleeps() {
         let own = getpid().as_raw_nonzero().get();
         let scope = Scope {
-            own_descendants: false,
             roots: &[own],
-            known: &[],
-            token: None,
-            spared: None,
-            servers: &[],
-            branches: &[],
+            ..Scope::default()
         };
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {

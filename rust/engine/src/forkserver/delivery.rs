@@ -1,6 +1,5 @@
 //! One worker from its order to its gate, as the engine sees it.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{Shutdown, shutdown};
@@ -8,19 +7,6 @@ use rustix::net::{Shutdown, shutdown};
 use super::message::Entered;
 use super::socket;
 use crate::sys::clone::Step;
-
-/// The two ends of a server's link: ours, and the one that the server gets.
-pub(crate) struct Ends {
-    pub(crate) ours: OwnedFd,
-    pub(crate) theirs: OwnedFd,
-}
-
-impl Ends {
-    pub(crate) fn new() -> io::Result<Self> {
-        let (ours, theirs) = socket::pair()?;
-        Ok(Self { ours, theirs })
-    }
-}
 
 /// A worker that a server has forked.
 #[derive(Debug)]

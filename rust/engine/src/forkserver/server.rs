@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::delivery::{Delivered, Delivery, Ends, Ordered, has_lost_parent};
+use super::delivery::{Delivered, Delivery, Ordered, has_lost_parent};
 use super::estate::{self, Estate};
 use super::imports::{Imports, Look, OUT_OF_TIME, PREPARED, Patience};
 use super::message::{Command, Entered, Report, VERSION};
@@ -105,20 +105,20 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server that was executed just now, with these ends. `output`: the non-blocking pipe of its stdout and
-    /// stderr.
+    /// A server that was executed just now, with our end of its link. `output`: the non-blocking pipe of its stdout
+    /// and stderr.
     pub(crate) fn new(
         pid: i32,
-        pidfd: OwnedFd,
-        ends: Ends,
+        pidfd: Option<OwnedFd>,
+        link: OwnedFd,
         output: Option<OwnedFd>,
         patience: Patience,
     ) -> Self {
         Self {
             pid,
-            pidfd: Some(pidfd),
+            pidfd,
             words: Words::new(output),
-            ..Self::of(ends.ours, patience)
+            ..Self::of(link, patience)
         }
     }
 
@@ -609,22 +609,12 @@ impl Server {
 
     /// Kills and reaps a server that was executed but cannot be watched. Inside a user's program no other code would
     /// reap it.
-    pub(crate) fn give_up(
-        pid: i32,
-        pidfd: Option<OwnedFd>,
-        ends: Ends,
-        output: Option<OwnedFd>,
-        poller: &Poller,
-    ) {
-        let open = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
-        if let Some(pidfd) = pidfd.or_else(open) {
-            let mut server = Self::new(pid, pidfd, ends, output, Patience::default());
-            server.hang_up(poller);
-            server.end(poller);
-        } else {
-            // The server is our unreaped child, so its pid is still its own.
-            let _ = signal::send(pid, libc::SIGKILL);
-        }
+    pub(crate) fn give_up(mut self, poller: &Poller) {
+        self.kill();
+        let open = || pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok();
+        self.pidfd = self.pidfd.take().or_else(open);
+        self.hang_up(poller);
+        self.end(poller);
     }
 
     /// Waits until it has ended, kills it if that takes longer than `patience`, and reaps it.
@@ -666,17 +656,9 @@ impl Server {
         self.send(Signal::KILL);
     }
 
-    /// Signals the server, which must not be reaped yet.
     fn send(&self, signal: Signal) {
-        match &self.pidfd {
-            Some(pidfd) if self.is_branch() => {
-                let _ = pidfd_send_signal(pidfd, signal);
-            }
-            // The server is our unreaped child, so its pid is still its own.
-            _ if !self.is_branch() => {
-                let _ = signal::send(self.pid, signal.as_raw());
-            }
-            _ => {}
+        if let Some(pidfd) = &self.pidfd {
+            let _ = pidfd_send_signal(pidfd, signal);
         }
     }
 }

@@ -16,7 +16,7 @@ pub(super) const MOST_DESCRIPTORS: usize = 253;
 const MOST_BYTES: usize = 4096;
 
 /// Two connected ends; neither survives `execve`.
-pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     Ok(socketpair(
         AddressFamily::UNIX,

@@ -47,12 +47,8 @@ impl Leftovers<'_> {
     fn scope(&self) -> Scope<'_> {
         Scope {
             own_descendants: !self.has_strangers,
-            roots: &[],
-            known: &[],
             token: (self.agent_killed || self.has_strangers).then_some(self.token),
-            spared: None,
-            servers: &[],
-            branches: &[],
+            ..Scope::default()
         }
     }
 }

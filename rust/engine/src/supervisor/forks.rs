@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
-use crate::forkserver::{self, Delivered, Delivery, Ends, Estate, News, Ordered, Patience, Server, State};
+use crate::forkserver::{self, Delivered, Delivery, Estate, News, Ordered, Patience, Server, State};
 use crate::peer::{Peer, Stranger};
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
@@ -27,27 +27,15 @@ impl Supervisor {
         spec.validate()?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
-        let number = self.servers.len();
-        let server = self.execute_server(number, spec, &env, patience);
-        if let Err(text) = &server {
-            self.events.push(Event::ForkServerLost {
-                server: number,
-                pid: 0,
-                signal: None,
-                text: text.clone(),
-                workers: Vec::new(),
-            });
-        }
-        self.servers.push(server.ok());
-        Ok(number)
+        let server = self.execute_server(spec, &env, patience);
+        Ok(self.add_server(server))
     }
 
     /// Takes the branch of a warm server as fork server. `link`: the connection over which it was asked for;
     /// `is_prepared`: the server has imported. Returns its number. A branch that cannot be watched is reported as lost, and
     /// so is that of a server which is no process of this user here.
     pub fn join_fork_server(&mut self, link: OwnedFd, is_prepared: bool) -> Result<usize, Error> {
-        let number = self.servers.len();
-        let token = Watched::ForkServer(number).encode();
+        let token = Watched::ForkServer(self.servers.len()).encode();
         let is_usable = !self.sweeps && self.remains.can_be_seen();
         let server = Peer::of(&link)
             .map_err(|stranger| match stranger {
@@ -62,6 +50,12 @@ impl Supervisor {
                     Err("cannot be watched here".to_owned())
                 }
             });
+        Ok(self.add_server(server))
+    }
+
+    /// Adds a fork server, or reports why there is none. Returns its number.
+    fn add_server(&mut self, server: Result<Server, String>) -> usize {
+        let number = self.servers.len();
         if let Err(text) = &server {
             self.events.push(Event::ForkServerLost {
                 server: number,
@@ -72,12 +66,11 @@ impl Supervisor {
             });
         }
         self.servers.push(server.ok());
-        Ok(number)
+        number
     }
 
     fn execute_server(
         &mut self,
-        number: usize,
         mut spec: LaunchSpec,
         env: &EnvTable,
         patience: Patience,
@@ -88,11 +81,11 @@ impl Supervisor {
         if !self.remains.can_be_seen() {
             return Err("cannot be told from what workers leave: /proc cannot be read".to_owned());
         }
-        let ends = Ends::new().map_err(|error| format!("could not be started: {error}"))?;
-        let link = ends.theirs.as_raw_fd();
+        let ends = forkserver::new_link();
+        let (link, theirs) = ends.map_err(|error| format!("could not be started: {error}"))?;
         let worker = &mut spec.workers[0];
-        worker.argv.extend(CString::new(link.to_string()));
-        worker.keep_fds = vec![link];
+        worker.argv.extend(CString::new(theirs.as_raw_fd().to_string()));
+        worker.keep_fds = vec![theirs.as_raw_fd()];
         worker.stdio = [Stdio::Null, Stdio::Pipe, Stdio::Stdout];
         let context = AttemptContext {
             env,
@@ -100,20 +93,19 @@ impl Supervisor {
             foreground_group: None,
             poller: &self.poller,
         };
-        let token = Watched::ForkServer(number).encode();
+        let token = Watched::ForkServer(self.servers.len()).encode();
         let started = self.spawner.start(&spec, 0, token, &context);
         let started = started.map_err(|failure| failure_text(&failure))?;
         let [output, _] = started.pipes;
-        let watched = self.poller.watch(&ends.ours, token);
-        let watched =
-            watched.and_then(|()| output.iter().try_for_each(|pipe| self.poller.watch(pipe, token)));
-        match started.pidfd {
-            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends, output, patience)),
-            pidfd => {
-                Server::give_up(started.pid, pidfd, ends, output, &self.poller);
-                Err("cannot be watched: memory is short".to_owned())
-            }
+        let is_watched = started.pidfd.is_some()
+            && self.poller.watch(&link, token).is_ok()
+            && output.iter().all(|pipe| self.poller.watch(pipe, token).is_ok());
+        let server = Server::new(started.pid, started.pidfd, link, output, patience);
+        if is_watched {
+            return Ok(server);
         }
+        server.give_up(&self.poller);
+        Err("cannot be watched: memory is short".to_owned())
     }
 
     /// Checks that this supervisor knows the fork server of each worker.

@@ -92,13 +92,8 @@ impl Remains {
     /// Descendants of fork servers, with pids and start times.
     pub(super) fn helpers_of(&mut self, servers: &[i32]) -> Vec<(i32, u64)> {
         let scope = Scope {
-            own_descendants: false,
             roots: servers,
-            known: &[],
-            token: None,
-            spared: None,
-            servers: &[],
-            branches: &[],
+            ..Scope::default()
         };
         let members = self.tree.as_mut().ok().and_then(|tree| tree.members(scope).ok());
         let mut helpers = members.unwrap_or_default();
@@ -109,13 +104,8 @@ impl Remains {
     /// Kills processes that were seen before, and their descendants.
     pub(super) fn kill_known(&mut self, known: &[(i32, u64)]) {
         let scope = Scope {
-            own_descendants: false,
-            roots: &[],
             known,
-            token: None,
-            spared: None,
-            servers: &[],
-            branches: &[],
+            ..Scope::default()
         };
         if let (Ok(tree), false) = (&mut self.tree, known.is_empty()) {
             // If the process table cannot be read, we do not find them.
@@ -292,9 +282,9 @@ impl Remains {
             },
             known: &self.known,
             token: (by_token && (!self.adopting || self.has_lost_branch)).then_some(self.token.as_str()),
-            spared: None,
             servers: group.servers,
             branches: group.branches,
+            ..Scope::default()
         };
         self.tree.as_mut().ok().map(|tree| work(tree, scope))
     }

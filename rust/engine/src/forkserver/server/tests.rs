@@ -13,11 +13,10 @@ use crate::sys::clone::{Failure, Step};
 fn server() -> (Server, [OwnedFd; 3]) {
     let (alive, writer) = rustix::pipe::pipe().unwrap();
     let (output, words) = pipe_with(PipeFlags::NONBLOCK).unwrap();
-    let ends = Ends::new().unwrap();
-    let copy = ends.theirs.try_clone().unwrap();
-    let mut server = Server::new(0, alive, ends, Some(output), Patience::default());
+    let (link, theirs) = socket::pair().unwrap();
+    let mut server = Server::new(0, Some(alive), link, Some(output), Patience::default());
     server.speaker = Some(Speaker::own());
-    (server, [copy, writer, words])
+    (server, [theirs, writer, words])
 }
 
 /// A child of this process in the place of a worker. It ends when this value is dropped.
@@ -355,7 +354,8 @@ fn one_that_cannot_be_watched_leaves_no_zombie() {
     let _children = crate::orphans::sharing::beside_others();
     let mut child = process::Command::new("sleep").arg("600").spawn().unwrap();
     let pid = child.id() as i32;
-    Server::give_up(pid, None, Ends::new().unwrap(), None, &Poller::new().unwrap());
+    let (link, _theirs) = socket::pair().unwrap();
+    Server::new(pid, None, link, None, Patience::default()).give_up(&Poller::new().unwrap());
     assert_eq!(child.wait().unwrap_err().raw_os_error(), Some(libc::ECHILD));
 }
 
