@@ -5,20 +5,20 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use dsl_engine::poller::Poller;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::process::{Resource, getrlimit};
 
 use crate::connect::why_refused;
+use crate::face::Origin;
 use crate::frame::{Frame, LONGEST_OF_STRANGERS, Parser};
 use crate::inbox::News;
-use crate::listener::{Listener, Origin};
+use crate::link::{CALLER, LISTENER, Shared, token};
 use crate::loss::{Fault, words};
-use crate::shared::{CALLER, LISTENER, Shared, token};
 use crate::strangers::{Strangers, most_callers};
 use crate::stream::{
     FEW, HAS_KEY, MAGIC, MANY, OPENING_LEN, PREAMBLE_LEN, Scratch, SecureStream, Stream, TURNED_AWAY, Taken,
@@ -34,6 +34,8 @@ const TORCH_STORE: &[u8] = b"\x00\xce\xf7\x85\x3c";
 /// Connections that are accepted before others are served.
 const ACCEPTS: usize = 64;
 const PAUSE: Duration = Duration::from_secs(1);
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
 
 /// A connection that has not shown yet that it knows the key.
 struct Caller {
@@ -440,4 +442,67 @@ fn read_first(stream: &mut Stream, data: &mut Vec<u8>, scratch: &mut Scratch) ->
         Ok(None) => Next::Wait,
         Ok(Some(_)) | Err(_) => Next::Refuse,
     }
+}
+
+/// A listening socket.
+pub(crate) struct Listener {
+    pub(crate) id: u64,
+    pub(crate) socket: TcpListener,
+    pub(crate) port: u16,
+    keyed: Option<bool>,
+}
+
+impl Listener {
+    /// Listens at an address; at an empty one on IPv6 and IPv4, as far as there are both.
+    pub(crate) fn new(id: u64, address: &str, port: u16, keyed: Option<bool>) -> std::io::Result<Self> {
+        let places: Vec<IpAddr> = if address.is_empty() {
+            vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()]
+        } else {
+            vec![address.parse().map_err(|_| Errno::INVAL)?]
+        };
+        let mut problem: Option<Errno> = None;
+        for place in places {
+            match listen(SocketAddr::new(place, port)) {
+                Ok(socket) => {
+                    let port = socket.local_addr()?.port();
+                    return Ok(Self {
+                        id,
+                        socket,
+                        port,
+                        keyed,
+                    });
+                }
+                Err(Errno::ADDRINUSE) => return Err(Errno::ADDRINUSE.into()),
+                Err(error) => problem = problem.or(Some(error)),
+            }
+        }
+        Err(problem.unwrap_or(Errno::INVAL).into())
+    }
+
+    pub(crate) fn accept(&self) -> std::io::Result<(TcpStream, Origin)> {
+        let (socket, from) = self.socket.accept()?;
+        socket.set_nonblocking(true)?;
+        let origin = Origin {
+            from,
+            port: self.port,
+            keyed: self.keyed,
+        };
+        Ok((socket, origin))
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }

@@ -14,17 +14,14 @@ use dsl_engine::{Error, Recent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
-use crate::count::{Count, Counted, SLICE};
-use crate::face::Face;
+use crate::door::Listener;
+use crate::face::{Count, Counted, Face, Orders, SLICE};
 use crate::frame::{LONGEST, LONGEST_OF_AGENTS};
 use crate::inbox::News;
-use crate::link::{House, Link};
-use crate::listener::Listener;
+use crate::link::{House, Link, Shared};
 use crate::loss::Loss;
-use crate::orders::Orders;
 use crate::relay::Relay;
 use crate::server::{Core, Order, Settings};
-use crate::shared::Shared;
 use crate::stream::Stream;
 
 /// How long another process may wait for a port that we close.

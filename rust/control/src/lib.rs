@@ -6,9 +6,7 @@
 
 #![deny(unsafe_code)]
 
-mod attention;
 mod connect;
-mod count;
 pub mod credit;
 mod door;
 mod face;
@@ -16,14 +14,11 @@ pub mod frame;
 mod hub;
 mod inbox;
 mod link;
-mod listener;
 mod loss;
-mod orders;
 pub mod outbox;
 mod relay;
 mod secure;
 mod server;
-mod shared;
 pub mod strangers;
 mod stream;
 mod sync;

@@ -1,23 +1,82 @@
-//! One connection of a hub, as the hub's thread serves it.
+//! One connection of a hub, as the hub's thread serves it, and what all connections share.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
 
-use dsl_engine::Display;
+use dsl_engine::poller::{Interest, Poller};
+use dsl_engine::{Bell, Display, Error, Recent, Tee};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::count::{Count, Counted};
 use crate::credit::{FIRST_WINDOW, Leave, OUTPUT_BYTES, PIECE_COST, Treasury};
-use crate::face::{Face, Sample};
-use crate::frame::{Damaged, Frame, Parser, Ping, Pong};
-use crate::inbox::News;
+use crate::face::{Count, Counted, Face, Sample};
+use crate::frame::{Damaged, Frame, LONGEST, Parser, Ping, Pong};
+use crate::inbox::{Inbox, News};
 use crate::loss::{Fault, Loss};
-use crate::shared::Shared;
 use crate::stream::{Scratch, Stream, Taken};
 
 /// Heartbeats that follow one another at the beginning, to measure the clock.
 const FIRST_PINGS: usize = 4;
+/// Readings of a link that cannot be written any more.
+const LAST_READS: usize = 256;
+/// How long we wait for the other side's end after ours.
+const LINGER: Duration = Duration::from_secs(5);
+/// Most bytes of messages that wait for a peer that reads nothing.
+const QUEUE_BYTES: usize = 2 * LONGEST;
+/// Number of agents that share the memory for output, unless the head says another.
+const USUAL_AGENTS: usize = 16;
+
+/// What a token of the poller stands for, in its lowest bits.
+pub(crate) const CALLER: u64 = 0;
+pub(crate) const LISTENER: u64 = 1;
+pub(crate) const LINK: u64 = 2;
+pub(crate) const WRITER: u64 = 3;
+pub(crate) const PIPE: u64 = 4;
+pub(crate) const BELL: u64 = u64::MAX;
+
+pub(crate) fn token(id: u64, role: u64) -> u64 {
+    id << 3 | role
+}
+
+/// What the thread of a hub and its owner share.
+pub(crate) struct Shared {
+    pub(crate) inbox: Inbox,
+    /// Wakes the thread.
+    pub(crate) bell: Arc<Bell>,
+    /// A head: number of agents that share the memory for output.
+    pub(crate) agents: AtomicUsize,
+    /// Pieces of output that have arrived and are not written.
+    pub(crate) unshown: Count,
+    /// A head: the last output that was shown.
+    pub(crate) recent: OnceLock<Recent>,
+    /// A head: copies what is shown.
+    pub(crate) tee: OnceLock<Arc<Tee>>,
+    /// Links that have not ended.
+    pub(crate) links: Arc<Count>,
+    ids: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self {
+            inbox: Inbox::new(Bell::new()?),
+            bell: Arc::new(Bell::new()?),
+            agents: AtomicUsize::new(USUAL_AGENTS),
+            unshown: Count::default(),
+            recent: OnceLock::new(),
+            tee: OnceLock::new(),
+            links: Arc::default(),
+            ids: AtomicU64::new(1),
+        })
+    }
+
+    pub(crate) fn new_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+}
 
 /// Nanoseconds of a clock that never steps.
 pub(crate) fn steady_ns() -> u64 {
@@ -257,4 +316,81 @@ impl Link {
             self.ping();
         }
     }
+}
+
+/// Sends what is queued; false: the link has ended.
+pub(crate) fn flush(link: &mut Link, poller: &Poller) -> Result<bool, Fault> {
+    if link.is_finished {
+        return Ok(true);
+    }
+    let waits = link.flush()?;
+    if waits && link.face.outbox().message_bytes() > QUEUE_BYTES {
+        return Err(Fault::Said(Loss::new("stuck", "does not read what it is sent")));
+    }
+    aim(link, waits, poller)?;
+    if link.face.is_closing() && link.is_idle() && !waits {
+        link.is_finished = true;
+        link.linger_until = Instant::now() + LINGER;
+        if let Some(fd) = link.stream.write_fd() {
+            poller.forget(fd);
+        }
+        return Ok(link.stream.finish());
+    }
+    Ok(true)
+}
+
+/// Waits for what a link needs: bytes, unless it is paused, and room if something has to be written.
+fn aim(link: &mut Link, waits: bool, poller: &Poller) -> Result<(), Fault> {
+    let is_paused = link.face.is_paused();
+    if (waits, is_paused) == (link.waits_to_write, link.is_deaf) {
+        return Ok(());
+    }
+    if link.is_deaf && !is_paused {
+        link.last_heard = Instant::now(); // we did not listen
+    }
+    (link.waits_to_write, link.is_deaf) = (waits, is_paused);
+    let id = link.face.id;
+    let interest = Interest {
+        read: !is_paused,
+        write: waits,
+    };
+    let mut reading = interest;
+    if let Some(fd) = link.stream.write_fd() {
+        reading.write = false;
+        let writing = Interest {
+            read: false,
+            write: waits,
+        };
+        poller
+            .change(fd, token(id, WRITER), writing)
+            .map_err(|_| Errno::BADF)?;
+    }
+    let changed = poller.change(link.stream.read_fd(), token(id, LINK), reading);
+    changed.map_err(|_| Errno::BADF.into())
+}
+
+/// Reads what has arrived on a link that cannot be written; returns why no more comes, if known.
+pub(crate) fn last_words(link: &mut Link, house: &mut House) -> Option<Loss> {
+    for _ in 0..LAST_READS {
+        if !is_ready(link.stream.read_fd(), PollFlags::IN) {
+            return None;
+        }
+        match link.take(house) {
+            Ok(_) => {}
+            Err(Fault::Os(_)) => return None,
+            Err(fault) => return Some(fault.into()),
+        }
+    }
+    None
+}
+
+pub(crate) fn is_write_end_broken(link: &Link) -> bool {
+    link.stream
+        .write_fd()
+        .is_some_and(|fd| is_ready(fd, PollFlags::empty()))
+}
+
+/// Whether something can be done with a descriptor now, or it is broken.
+fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+    poll(&mut [PollFd::new(&fd, flags)], Some(&Timespec::default())) == Ok(1)
 }

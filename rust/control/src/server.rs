@@ -11,18 +11,16 @@ use dsl_engine::poller::{Interest, Poller, Ready};
 use dsl_engine::spec::Console;
 use rustix::io::Errno;
 
-use crate::attention::{flush, is_write_end_broken, last_words};
-use crate::count::Counted;
-use crate::door::{Admitted, Door};
-use crate::face::Face;
+use crate::door::{Admitted, Door, Listener};
+use crate::face::{Counted, Face, Orders, Origin};
 use crate::frame::{Frame, LONGEST_OF_AGENTS};
 use crate::inbox::News;
-use crate::link::{House, Link};
-use crate::listener::{Listener, Origin};
+use crate::link::{
+    BELL, CALLER, House, LINK, LISTENER, Link, PIPE, Shared, WRITER, flush, is_write_end_broken, last_words,
+    token,
+};
 use crate::loss::{Fault, Loss, seconds, words};
-use crate::orders::Orders;
 use crate::relay::{Pipe, Relay};
-use crate::shared::{BELL, CALLER, LINK, LISTENER, PIPE, Shared, WRITER, token};
 
 /// Readings of a pipe in one turn of a drain.
 const DRAIN_READS: usize = 64;

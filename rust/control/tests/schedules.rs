@@ -10,24 +10,16 @@ use std::sync::Arc;
 
 use shuttle::{check_pct, check_random, thread};
 
-use count::{Count, Counted};
 use dsl_control::credit::{FIRST_WINDOW, Leave, PIECE_COST, Treasury};
 use dsl_control::frame::{Damaged, Frame, Ping};
-use face::Face;
+use face::{Count, Counted, Face, Orders};
 use inbox::{Inbox, News, UNREAD_BYTES, UNREAD_BYTES_OF_ALL};
-use orders::Orders;
 use sync::{Bell, Ordering};
 
-#[path = "../src/count.rs"]
-mod count;
 #[path = "../src/face.rs"]
 mod face;
 #[path = "../src/inbox.rs"]
 mod inbox;
-#[path = "../src/listener.rs"]
-mod listener;
-#[path = "../src/orders.rs"]
-mod orders;
 
 mod frame {
     pub(crate) use dsl_control::frame::{LONGEST_OF_AGENTS, Pong};
