@@ -482,7 +482,7 @@ class Agent:
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an ended attempt to the history, with what is known about its failures."""
         ended = attempt.ended
-        # What was added to an open group is known only to whoever has added it.
+        # Only the caller knows what it has added to an open group.
         cause = None if attempt.plan.group.stays_open else ended.first_failure
         attempt = replace(attempt, cause=cause)
         has_ended_well = cause is None and ended.stop_signal is None and not ended.survivors

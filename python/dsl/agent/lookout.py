@@ -40,7 +40,7 @@ class Lookout:
         self._is_over = Event()
 
     def begin(self, work: Callable[[], object], without: str) -> None:
-        """Do it on a thread. ``without``: what the user is told if that fails.
+        """Do it on a thread. ``without``: what the user hears if that fails.
 
         Raises RuntimeError: there are too many threads.
         """
