@@ -8,19 +8,14 @@ from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import Session, crew_of
+from dsl.cli.reader import Options, read_words
 from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
 from dsl.lists import quote
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
 from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
-from dsl.model.request import (
-    LEVELS,
-    Level,
-    ProgramKind,
-    Request,
-    ShowRequest,
-)
+from dsl.model.request import LEVELS, Level, ProgramKind, Request, ShowRequest
 from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
 from dsl.signals import parse_signals, shortage, signal_name
@@ -34,8 +29,8 @@ if TYPE_CHECKING:
     from dsl.agent.background import Background
     from dsl.agent.roles import Plans
     from dsl.agent.session import CrewMaker, Notices
-    from dsl.cli.reader import Options
     from dsl.model.job import NodePlan
+    from dsl.model.options import CommandLine
     from dsl.report.recorder import Recorder
 
 STRICT_VARIABLE = "DSL_STRICT"
@@ -266,6 +261,16 @@ def _start_on_hosts(
     )
     examined = planned.notices if show.doctor else None
     return run_head(job, remote, starts, hub, facts, background, recorder, examined)
+
+
+def read_line(argv: Sequence[str], line: CommandLine, environ: Mapping[str, str]) -> Options:
+    """The values of a command line; ``environ`` may have defaults. Exits with 2 for bad usage."""
+    options = read_words(argv, line, environ)
+    if options is not None:
+        return options
+    from dsl.cli.parser import Parser
+
+    return Options(vars(Parser(line, environ).parse_script_args(argv)))
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:

@@ -9,12 +9,13 @@ from dsl.cli.command import (
     Command,
     own_fields,
     program_kind,
+    read_line,
     show_request,
     signal_fields,
     with_strictness,
 )
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.reader import Options, read_line
+from dsl.cli.reader import Options
 from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, count_or_none, request_of
 from dsl.model.request import Program
 from dsl.resources.filters import parse_num_nodes

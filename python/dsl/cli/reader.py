@@ -27,16 +27,6 @@ class Options:
         def __getattr__(self, name: str) -> Any: ...
 
 
-def read_line(argv: Sequence[str], line: CommandLine, environ: Mapping[str, str]) -> Options:
-    """The values of a command line; ``environ`` may have defaults. Exits with 2 for bad usage."""
-    options = read_words(argv, line, environ)
-    if options is not None:
-        return options
-    from dsl.cli.parser import Parser
-
-    return Options(vars(Parser(line, environ).parse_script_args(argv)))
-
-
 def read_words(
     argv: Sequence[str], line: CommandLine, environ: Mapping[str, str] | None = None
 ) -> Options | None:

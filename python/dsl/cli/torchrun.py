@@ -9,12 +9,13 @@ from dsl.cli.command import (
     Command,
     own_fields,
     program_kind,
+    read_line,
     show_request,
     signal_fields,
     with_strictness,
 )
 from dsl.cli.options_torch import COMMAND_LINE, LOCAL_RANK_OPTIONS, command_line
-from dsl.cli.reader import Options, read_line
+from dsl.cli.reader import Options
 from dsl.errors import OptionError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, refuse_fallbacks
