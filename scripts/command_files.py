@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from scripts.completion_scripts import WRITERS, parsers  # noqa: E402  as above
+from scripts.completion_scripts import WRITERS, option_groups, parsers  # noqa: E402  as above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ def _lines(parser: HelpParser, commands: Sequence[str]) -> Iterator[str]:
 def _options(parser: HelpParser) -> Iterator[str]:
     formatter = HelpFormatter(parser.prog)
     yield ".SH OPTIONS"
-    for title, options in parser.option_groups().items():
+    for title, options in option_groups(parser).items():
         if title != "options":
             yield f'.SS "{_word(title.capitalize())}"'
         for option in options:

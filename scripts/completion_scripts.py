@@ -6,9 +6,10 @@ which change, and for signals, which stand in lists.
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
-from dsl.cli import options_deepspeed, options_torch, options_warm, ssh
+from dsl.cli import options_deepspeed, options_torch, ssh, warm
 from dsl.cli.attach import ATTACH, WAIT
 from dsl.cli.completion import ASKED
 from dsl.cli.elastic import ELASTIC
@@ -19,7 +20,6 @@ from dsl.cli.report import REPORT
 from dsl.model.options import dashed
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
 
     from dsl.cli.help import HelpParser
@@ -201,8 +201,17 @@ def parsers() -> list[HelpParser]:
     """The parsers of all commands."""
     lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
     tools = [tool.make_parser() for tool in (PS, TOP, STACKS, ATTACH, WAIT)]
-    others = [options_warm.make_parser(), REPORT.make_parser(), ssh.make_parser(), ELASTIC.make_parser()]
+    others = [warm.make_parser(), REPORT.make_parser(), ssh.make_parser(), ELASTIC.make_parser()]
     return [*map(Parser, lines), *tools, *others]
+
+
+def option_groups(parser: HelpParser) -> dict[str, list[argparse.Action]]:
+    """The options that the help shows, by the titles of their groups."""
+    found = {}
+    for group in parser._action_groups:  # noqa: SLF001  it has no other
+        options = [one for one in group._group_actions if one.option_strings]  # noqa: SLF001  as above
+        found[str(group.title)] = [one for one in options if one.help != argparse.SUPPRESS]
+    return {title: options for title, options in found.items() if options}
 
 
 def bash(parsers: Sequence[HelpParser]) -> str:
@@ -213,7 +222,7 @@ def bash(parsers: Sequence[HelpParser]) -> str:
             cases = " | ".join(f"'{parser.prog} {name}'" for name in option.option_strings)
             values.append(f"        {cases}) value={_quoted(_value(option))} ;;")
         names, others = _spellings(parser)
-        operand = parser.operand()
+        operand = _operand(parser)
         commands += [
             f"        {parser.prog})",
             f"            operand={_quoted(_kind(operand))} ends={'1' if operand in ENDS_OPTIONS else ''}",
@@ -248,7 +257,7 @@ def zsh(parsers: Sequence[HelpParser]) -> str:
                 else:
                     spec += text
                 specs.append(_quoted(spec))
-        operand = parser.operand()
+        operand = _operand(parser)
         action = actions.get(_kind(operand)) or _zsh_action(_kind(operand))
         if operand in ENDS_OPTIONS:
             rest = "_normal" if operand == "COMMAND" else "_files"
@@ -265,7 +274,7 @@ def fish(parsers: Sequence[HelpParser]) -> str:
     """The script for fish."""
     values, commands = [], []
     for parser in parsers:
-        operand = parser.operand()
+        operand = _operand(parser)
         before = operand in ENDS_OPTIONS
         for option in _options_of(parser):
             names = [f"'{parser.prog} {name}'" for name in option.option_strings]
@@ -303,7 +312,7 @@ def tcsh(parsers: Sequence[HelpParser]) -> str:
             for name in option.option_strings:
                 rules += [f"n@{name}@{offered}@", *([f"c@{name}=@{offered}@"] if name[1] == "-" else [])]
         names = [name[2:] for name in _spellings(parser)[0] if name.startswith("--")]
-        kind = _kind(parser.operand())
+        kind = _kind(_operand(parser))
         rules += [f"c@--@({' '.join(names)})@", f"p@*@{kinds.get(kind) or f'({kind})'}@"]
         commands.append(" ".join(["complete", parser.prog, *map(_quoted, rules)]))
     return _filled("\n@COMMANDS@\n", "tcsh", parsers, COMMANDS=commands)
@@ -314,7 +323,12 @@ WRITERS = {"bash": bash, "zsh": zsh, "fish": fish, "tcsh": tcsh}
 
 def _options_of(parser: HelpParser) -> list[argparse.Action]:
     """The options that help shows."""
-    return [one for group in parser.option_groups().values() for one in group]
+    return [one for group in option_groups(parser).values() for one in group]
+
+
+def _operand(parser: HelpParser) -> str:
+    """What the help calls the first word that is no option; empty: there is no such word."""
+    return next((str(one.metavar) for one in parser._actions if not one.option_strings), "")  # noqa: SLF001  as above
 
 
 def _takes_value(option: argparse.Action) -> bool:

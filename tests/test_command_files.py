@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from scripts.command_files import SHARE, files, man_page, problems
-from scripts.completion_scripts import WRITERS, parsers
+from scripts.completion_scripts import WRITERS, option_groups, parsers
 
 from dsl._record import replace
 from dsl.cli.options_deepspeed import COMMAND_LINE
@@ -69,5 +69,5 @@ def test_each_page_names_every_option_of_its_command() -> None:
         text = (
             Path(SHARE / "man" / "man1" / f"{parser.prog}.1").read_text(encoding="utf-8").replace("\\-", "-")
         )
-        names = [option.option_strings[0] for group in parser.option_groups().values() for option in group]
+        names = [option.option_strings[0] for group in option_groups(parser).values() for option in group]
         assert [name for name in names if name not in text] == []

@@ -109,18 +109,6 @@ class HelpParser(argparse.ArgumentParser):
         self.add_argument(*help_names, action="help", help=text)
         self.add_argument("--version", action=_VersionAction, dest="help", help="show the version, and exit")
 
-    def option_groups(self) -> dict[str, list[argparse.Action]]:
-        """The options that the help shows, by the titles of their groups."""
-        found = {}
-        for group in self._action_groups:
-            options = [one for one in group._group_actions if one.option_strings]  # noqa: SLF001  it has no other
-            found[str(group.title)] = [one for one in options if one.help != argparse.SUPPRESS]
-        return {title: options for title, options in found.items() if options}
-
-    def operand(self) -> str:
-        """What the help calls the first word that is no option; empty: there is no such word."""
-        return next((str(one.metavar) for one in self._actions if not one.option_strings), "")
-
     def valued(self) -> list[str]:
         """The spellings of the options whose value may be the next word."""
         return [name for one in self._actions if one.nargs is None for name in one.option_strings]

@@ -13,7 +13,6 @@ from dsl._core import warm_answer, warm_call
 from dsl._record import Record, replace
 from dsl.cli.command import Command
 from dsl.cli.jobs import table, terminal_width
-from dsl.cli.options_warm import NAME, make_parser
 from dsl.errors import DslError, OptionError, UsageError
 from dsl.forkserver.boot import MARK, NEW, READY
 from dsl.lists import counted, quote
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Literal
 
+    from dsl.cli.tool import ToolParser
     from dsl.model.job import ForkServer, NodePlan
     from dsl.model.request import Request
 
-COMMAND = Command(NAME)
+COMMAND = Command("dsl-warm")
 SCHEMA = 1
 """Raised when a key of the JSON is removed or changes its meaning; new keys may come at any time."""
 
@@ -267,6 +267,27 @@ def _plan(request: Request) -> NodePlan:
     if planned.remote is not None or planned.job.meeting.backend:
         raise DslError("no warm server for a job on several hosts: jobs of one host alone can start one")
     return Planner(planned, facts).plan(0)
+
+
+def make_parser() -> ToolParser:
+    """The parser of the options; the command line of a job has to be split off before."""
+    from dsl.cli.tool import ToolParser
+
+    parser = ToolParser(
+        COMMAND.name,
+        "[OPTIONS] [status | stop [PID ...] | start dsl|dslrun ...]",
+        "Show your warm fork servers on this machine. You can also end or start them.",
+        "A warm server keeps what workers import for the next job (--start-method warm). The exit code is 0; "
+        "1 if a server cannot be started or ended; 2 if no server has such a pid.",
+    )
+    add = parser.add_argument
+    add("--json", action="store_true", help="status as JSON, with keys that stay (docs/cli.md)")
+    add(
+        "--preload", metavar="MODULE,...", help="what the server imports (as the option of the job's command)"
+    )
+    add("action", nargs="?", metavar="status|stop|start", help="what to do (default: status)")
+    add("pids", nargs="*", metavar="PID", help="servers to end (default: all)")
+    return parser
 
 
 def warm_servers(tell: Callable[[str], None] | None = None) -> list[WarmServer]:
