@@ -6,7 +6,7 @@ so it needs only records. `dsl.cli.reader` and `dsl.cli.parser` read it; `reques
 
 from __future__ import annotations
 
-from dsl._record import Record
+from dsl._record import Record, kept
 from dsl.lists import (
     LAST_PORT,
     MOST_DIGITS,
@@ -131,7 +131,7 @@ class CommandLine(Record):
     variables: tuple[tuple[str, str], ...] = ()
     """More variables, each with the value whose default it is."""
 
-    @property
+    @kept
     def options(self) -> tuple[Option, ...]:
         """All options, in the order of the help."""
         return tuple([one for group in self.groups.values() for one in group])
