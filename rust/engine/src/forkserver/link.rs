@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getppid, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getppid, getrlimit, pidfd_open};
 
 use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
@@ -18,9 +18,9 @@ use crate::clearing::{Clearing, Left, Next};
 use crate::error::Error;
 use crate::orphans::reap;
 use crate::poller::{Poller, wait_readable};
-use crate::sys;
 use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
+use crate::sys::{self, own_pid};
 use crate::tree::{Scope, Tree};
 
 /// How many bytes of the reason for a refusal are sent.
@@ -86,7 +86,6 @@ impl Link {
         command: i32,
         release: Option<OwnedFd>,
     ) -> Result<Self, Error> {
-        raise_open_files();
         Self::over(socket, trace, Some(command), release)
     }
 
@@ -131,7 +130,6 @@ impl Link {
     /// changes the settings of this process to those that a server needs.
     pub fn settle(&mut self) -> Result<(), Error> {
         self.trace = Trace::note(&self.open_files)?;
-        raise_open_files();
         Ok(())
     }
 
@@ -358,22 +356,6 @@ fn clear(intake: BorrowedFd<'_>) -> bool {
 /// Takes a signal, if there is one.
 fn has_signal(intake: impl AsFd) -> bool {
     signal::read_intake(intake.as_fd()).is_ok_and(|received| received.is_some())
-}
-
-/// Raises the server's limit of open files, since it needs a descriptor for each worker. A worker gets its own limit
-/// when it enters.
-pub(super) fn raise_open_files() {
-    let limit = getrlimit(Resource::Nofile);
-    let most = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    // If this fails, the server can serve fewer workers.
-    let _ = setrlimit(Resource::Nofile, most);
-}
-
-fn own_pid() -> i32 {
-    getpid().as_raw_nonzero().get()
 }
 
 fn bad_message() -> Error {

@@ -33,8 +33,8 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Notes what imports have left in this process, which had this limit of open files before. Then lets this process
-    /// learn how its children end.
+    /// Notes what imports have left in this process, which had this limit of open files before. Then changes the settings
+    /// of this process to those that a server needs.
     pub(super) fn note(before: &Rlimit) -> Result<Arc<Self>, Error> {
         let open_files = getrlimit(Resource::Nofile);
         let trace = Self {
@@ -44,6 +44,13 @@ impl Trace {
         exit::write_streams();
         // A process that ignores SIGCHLD cannot learn how its children end.
         signal::reset(libc::SIGCHLD).map_err(Error::os("listen for deaths"))?;
+        // It needs a descriptor for each worker. A worker gets its own limit when it enters. If this fails, the server
+        // can serve fewer workers.
+        let most = Rlimit {
+            current: open_files.maximum,
+            maximum: open_files.maximum,
+        };
+        let _ = setrlimit(Resource::Nofile, most);
         Ok(Arc::new(trace))
     }
 }

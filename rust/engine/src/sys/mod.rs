@@ -95,7 +95,7 @@ pub(crate) struct ForkedChild {
 impl ForkedChild {
     /// `None` in the process `parent` itself.
     pub(crate) fn of(parent: i32) -> Option<Self> {
-        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let own = own_pid();
         (own != parent).then_some(Self { parent })
     }
 }
@@ -114,6 +114,11 @@ pub(crate) fn is_close_on_exec(fd: RawFd) -> bool {
     // SAFETY: an invalid number is answered with EBADF.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     flags < 0 || flags & libc::FD_CLOEXEC != 0
+}
+
+/// Pid of this process.
+pub(crate) fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_pid()
 }
 
 /// Process group of this process; 0 when its leader is outside the pid namespace, which rustix's function cannot

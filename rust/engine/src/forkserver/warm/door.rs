@@ -17,7 +17,7 @@ use super::request::{Purpose, Request};
 use super::standing::Standing;
 use crate::error::Error;
 use crate::folder::PrivateFolder;
-use crate::forkserver::link::{Link, raise_open_files};
+use crate::forkserver::link::Link;
 use crate::forkserver::message::Report;
 use crate::forkserver::order::Trace;
 use crate::forkserver::wire::Wire as _;
@@ -26,7 +26,7 @@ use crate::peer::Peer;
 use crate::poller::{Poller, is_readable};
 use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
-use crate::sys::{self, session_leader};
+use crate::sys::{self, own_pid, session_leader};
 
 const LISTENER: u64 = 0;
 const SESSION: u64 = 1;
@@ -167,7 +167,6 @@ impl Door {
     /// Call this after the imports, as [`Link::settle`]. Also makes forks of this process cheaper.
     pub fn settle(&mut self) -> Result<(), Error> {
         self.trace = Trace::note(&self.open_files)?;
-        raise_open_files();
         pages::gather();
         Ok(())
     }
@@ -546,8 +545,4 @@ impl Ends {
 fn copy_for_another(fd: impl AsFd) -> Result<i32, Error> {
     let copy = rustix::io::dup(fd).map_err(Error::os("copy a descriptor"))?;
     Ok(copy.into_raw_fd())
-}
-
-fn own_pid() -> i32 {
-    getpid().as_raw_nonzero().get()
 }

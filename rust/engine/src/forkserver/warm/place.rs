@@ -7,13 +7,12 @@ use std::os::fd::AsFd;
 use std::thread;
 
 use rustix::io::Errno;
-use rustix::process::getpid;
 use rustix::thread::set_no_new_privs;
 
 use crate::cgroup;
 use crate::kernel_file;
 use crate::procfs::{ProcFs, number, status_value};
-use crate::sys::landlock;
+use crate::sys::{landlock, own_pid};
 use crate::tree::TOKEN_VARIABLE;
 
 /// How many sets of rules Landlock puts upon each other (`LANDLOCK_MAX_NUM_LAYERS`).
@@ -104,10 +103,6 @@ pub(super) fn is_safe(server: i32) -> bool {
         adopter = stat.ppid;
     }
     adopter <= 1 || adopter == own_pid() || procfs.ancestors(own_pid()).contains(&adopter)
-}
-
-fn own_pid() -> i32 {
-    getpid().as_raw_pid()
 }
 
 #[cfg(test)]
