@@ -324,6 +324,13 @@ def test_nothing_below_the_command_line_imports_it() -> None:
     ] == []
 
 
+def test_the_tuner_has_one_door() -> None:
+    users = {name for name in modules() for _, found in imported(name) if found.startswith("dsl.tune.")}
+    assert {name for name in users if not name.startswith("dsl.tune.")} == {"dsl.cli.autotuning"}
+    doors = {found for _, found in imported("dsl.cli.autotuning") if found.startswith("dsl.tune.")}
+    assert doors == {"dsl.tune.run"}
+
+
 def test_only_the_package_itself_and_the_spec_talk_to_the_extension() -> None:
     users = {name for name in modules() if any(target == "dsl._core" for _, target in imported(name))}
     assert users == MAY_IMPORT_EXTENSION

@@ -14,14 +14,15 @@ TUNING = """
 import sys
 from dsl.tune.show import Progress
 from dsl.tune.experiment import Experiment, Resources, Result, Summary
-from dsl.tune.safe_folder import Folder
+from dsl.errors import AutotuningError
+from dsl.machine.folders import Folder
 from dsl.tune.config import Section
 
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)
 
 expected = int(sys.argv[2]) if sys.argv[2].isdecimal() else None
-progress = Progress(lambda notice: say(notice.line), Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
+progress = Progress(lambda notice: say(notice.line), Section(), Folder(sys.argv[1], AutotuningError), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
 first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
 progress.began(first)
 input()

@@ -9,7 +9,6 @@ from dsl.cli.reader import Options
 from dsl.errors import OptionError
 from dsl.model.request import Request
 from dsl.tune.run import tune
-from dsl.tune.setup import UserWords
 
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",
@@ -37,7 +36,7 @@ def start_tuning(request: Request, options: Options | argparse.Namespace) -> int
                 f"{option.names[0]} cannot be used with --autotuning: {REFUSED[option.dest]}, "
                 "leave one of them out"
             )
-    return tune(request, UserWords(option_words(options)), trains=options.autotuning == "run")
+    return tune(request, option_words(options), trains=options.autotuning == "run")
 
 
 def option_words(options: Options | argparse.Namespace) -> tuple[tuple[str, str], ...]:

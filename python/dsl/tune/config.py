@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
 from json import dumps, loads
-from typing import Any, Literal, NoReturn, TypeGuard
+from typing import Any, Literal, NoReturn, TypeAlias, TypeGuard
 
 from dsl._record import Record
 from dsl.errors import AutotuningError
@@ -42,6 +42,12 @@ TUNERS = ("gridsearch", "random", "model_based")
 """Values of ``tuner_type``."""
 
 
+Count: TypeAlias = int
+"""A whole number from 0 on."""
+Natural: TypeAlias = int
+"""A whole number from 1 on."""
+
+
 class Section(Record):
     """The values of a section. ``enabled`` is ignored: the option ``--autotuning`` enables tuning."""
 
@@ -57,38 +63,38 @@ class Section(Record):
     """Key of the metric that is tuned. ``FLOPS`` also stands for ``FLOPS_per_gpu``."""
     mode: Literal["min", "max"] = "max"
     """Ours. Whether less or more is better; the default is ``min`` for the metrics in `DURATIONS`."""
-    start_profile_step: int = 3
+    start_profile_step: Count = 3
     """First step that is measured."""
-    end_profile_step: int = 5
+    end_profile_step: Count = 5
     """An experiment ends after this step."""
     tuner_type: Literal["gridsearch", "random", "model_based"] = "gridsearch"
     """In which order the configs of a full space are tried."""
-    tuner_early_stopping: int = 5
+    tuner_early_stopping: Count = 5
     """Trials without improvement after which a full space ends; 0, or not set beside ``space``: never."""
-    tuner_num_trials: int = 50
+    tuner_num_trials: Natural = 50
     """Most trials of a full space."""
     arg_mappings: tuple[tuple[str, str], ...] = ()
     """Pairs of a key of the config and the option of the script that repeats its value."""
     max_train_batch_size: int | None = None
     """Most samples of a step over all workers; None: no bound."""
-    min_train_batch_size: int = 1
+    min_train_batch_size: Natural = 1
     """Fewest samples of a step over all workers."""
-    max_train_micro_batch_size_per_gpu: int = 1024
+    max_train_micro_batch_size_per_gpu: Natural = 1024
     """Most samples that a worker takes at a time."""
-    min_train_micro_batch_size_per_gpu: int = 1
+    min_train_micro_batch_size_per_gpu: Natural = 1
     """Fewest samples that a worker takes at a time."""
-    num_tuning_micro_batch_sizes: int = 3
+    num_tuning_micro_batch_sizes: Natural = 3
     """How many micro batches are tried below the largest one that runs."""
-    mp_size: int = 1
+    mp_size: Natural = 1
     """Workers that share one copy of the model."""
     model_info: Mapping[str, object] | None = None
     """What the user knows about the model (``num_params``, ``hidden_size``, ``activation_mem_per_gpu`` and so
     on). With ``num_params``, no profile is run."""
     space: Mapping[str, tuple[object, ...]] | None = None
     """Ours. Dotted keys of the config with the values to try, for any script; None: DeepSpeed's phases."""
-    seed: int = 0
+    seed: Count = 0
     """Ours. With the same seed and the same results, two searches make the same decisions."""
-    repeats: int = 1
+    repeats: Count = 1
     """Ours. How often a config is run again at most, if it comes near the best; 0: never."""
     near: float = 0.05
     """Ours. Configs whose values differ by no more than this share of the better one are near-ties."""
@@ -110,8 +116,8 @@ def read_section(config: Mapping[str, object]) -> Section:
         )
     given = _mapping(AUTOTUNING, config[AUTOTUNING])
     values = {
-        key: read(f"{AUTOTUNING}.{key}", given[key])
-        for key, read in _READERS.items()
+        key: (_READERS.get(key) or _READERS[kind])(f"{AUTOTUNING}.{key}", given[key])
+        for key, kind in Section.__annotations__.items()
         if given.get(key) is not None  # null counts as not set
     }
     if values.get("metric") in DURATIONS:
@@ -253,34 +259,23 @@ def _memory(where: str, value: object) -> int:
     return size
 
 
-_COUNT, _FROM_1 = partial(_whole, 0), partial(_whole, 1)
 _READERS: dict[str, Callable[[str, object], Any]] = {
-    "fast": _flag,
-    "results_dir": _text,
-    "exps_dir": _text,
-    "overwrite": _flag,
-    "metric": _text,
+    "bool": _flag,
+    "bool | None": _flag,
+    "str": _text,
+    "Count": partial(_whole, 0),
+    "Natural": partial(_whole, 1),
     "mode": partial(_word, ("min", "max"), "min or max"),
-    "start_profile_step": _COUNT,
-    "end_profile_step": _COUNT,
     "tuner_type": partial(_word, TUNERS, f"one of {', '.join(TUNERS)}"),
-    "tuner_early_stopping": _COUNT,
-    "tuner_num_trials": _FROM_1,
     "arg_mappings": _arg_mappings,
     "max_train_batch_size": lambda where, value: _whole(0, where, value) or None,  # as in DeepSpeed
-    "min_train_batch_size": _FROM_1,
-    "max_train_micro_batch_size_per_gpu": _FROM_1,
-    "min_train_micro_batch_size_per_gpu": _FROM_1,
-    "num_tuning_micro_batch_sizes": _FROM_1,
-    "mp_size": _FROM_1,
     "model_info": _model_info,
     "space": _space,
-    "seed": _COUNT,
-    "repeats": _COUNT,
     "near": partial(_number, 1, "a share from 0 to 1"),
     "exp_timeout_s": partial(_number, MOST_SECONDS, "a number of seconds"),
     "device_memory": _memory,
 }
+"""Readers of values: by key, or else by the annotation of the key's field."""
 
 
 MICRO_BATCH = "train_micro_batch_size_per_gpu"

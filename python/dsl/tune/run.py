@@ -27,23 +27,24 @@ from dsl.tune.config import (
     without_tuning,
 )
 from dsl.tune.experiment import Ending, Experiment, Order, Result, Summary, judge
+from dsl.tune.folders import END, OPTIMAL_COMMAND, OPTIMAL_CONFIG, PATH_KEYS, Folders
 from dsl.tune.results import Steps
 from dsl.tune.search import count_configs, search
 from dsl.tune.setup import REPLACED, Setup, SlotGroup, SlotPool, UserWords, set_up
 from dsl.tune.show import Progress
 from dsl.tune.trials import Done, Runners
-from dsl.tune.tuning_folders import END, OPTIMAL_COMMAND, OPTIMAL_CONFIG, PATH_KEYS, Folders
 
 COMMAND = "dsl"
 START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
 """Python code of the command ``dsl``."""
 
 
-def tune(request: Request, user: UserWords, *, trains: bool) -> int:
+def tune(request: Request, words: tuple[tuple[str, str], ...], *, trains: bool) -> int:
     """Find the best config, write it to a file, and train with it if ``trains``.
 
-    ``user`` has the words of the commands. Returns the exit code: 0 if there is a best config, 1 if not,
-    128 + the signal that ended the tuning. If it trains, this process becomes the training.
+    ``words`` are the user's options, each with the name of its value. Returns the exit code: 0 if there is a
+    best config, 1 if not, 128 + the signal that ended the tuning. If it trains, this process becomes the
+    training.
 
     Raises:
         DslError: something is wrong with the job, its config or a folder.
@@ -58,7 +59,7 @@ def tune(request: Request, user: UserWords, *, trains: bool) -> int:
     _own_process.restore()
     facts = this_machine()
     request = replace(request, elastic=ElasticRequest())
-    setup, config, notices = set_up(request, user, facts)
+    setup, config, notices = set_up(request, UserWords(words), facts)
     for notice in notices:
         tell(notice)
     _begin(setup, config)  # raises before any folder is made if there is nothing to tune
@@ -72,7 +73,7 @@ def tune(request: Request, user: UserWords, *, trains: bool) -> int:
         steps, batch = _begin(setup, config)
         folders.mark(is_finished=False)
         summary, signals = run_search(steps, batch, setup, folders, progress)
-        words = save_optimal(setup, summary.best, folders)
+        command = save_optimal(setup, summary.best, folders)
         folders.mark(is_finished=not signals)
         progress.finish(summary)
     finally:
@@ -80,19 +81,19 @@ def tune(request: Request, user: UserWords, *, trains: bool) -> int:
         folders.close()
     if signals:
         known = f"stopped; {folders.results_dir} has what is known"
-        again = join((COMMAND, *setup.words(user.without(), setup.program.args)))
+        again = join((COMMAND, *setup.words(setup.user.without(), setup.program.args)))
         say(COMMAND, f"{known}, and the same command goes on: {again}")
         if signals[0] == signal.SIGINT:
             die_of_interrupt()
         return 128 + signals[0]
-    if not words:
+    if not command:
         why = f"no experiment ran well, see {folders.results_dir}"
         say(COMMAND, f"error: {why}; the same command tries them again")
         return 1
     optimal = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
     if trains:
         tell(Notice("info", f"training with {optimal}"))
-        become((sys.executable, "-c", START_DSL, *words))
+        become((sys.executable, "-c", START_DSL, *command))
     tell(Notice("info", f"best config: {optimal}, the command is in {OPTIMAL_COMMAND} there"))
     return 0
 

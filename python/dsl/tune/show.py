@@ -18,13 +18,14 @@ from typing import Any
 
 from dsl.errors import DslError
 from dsl.lists import counted, shorten
+from dsl.machine.folders import Folder
 from dsl.machine.this_process import can_move_cursor
 from dsl.model.job import Notice
 from dsl.printable import printable
 from dsl.report.speak import write
 from dsl.tune.config import AUTOTUNING, MICRO_BATCH, Section, is_number, read_metric
 from dsl.tune.experiment import Experiment, Resources, Result, Summary, Trial
-from dsl.tune.safe_folder import SUMMARIES, Folder
+from dsl.tune.folders import SUMMARIES
 
 GLOBAL = "global"
 """Name of the last row of the table, which has the best of all spaces."""

@@ -17,10 +17,10 @@ from dsl.model.job import Host
 from dsl.model.request import Program, Request, SignalRequest
 from dsl.tune.config import Section, find_config
 from dsl.tune.experiment import Experiment, Order, Resources, Result, Summary
+from dsl.tune.folders import Folders
 from dsl.tune.run import Tuner
 from dsl.tune.setup import Setup, UserWords
 from dsl.tune.trials import Done
-from dsl.tune.tuning_folders import Folders
 
 ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
 

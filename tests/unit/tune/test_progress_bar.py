@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.summaries import make_summary, make_trial
 
+from dsl.errors import AutotuningError
+from dsl.machine.folders import Folder
 from dsl.tune.config import Section
 from dsl.tune.experiment import Resources
-from dsl.tune.safe_folder import Folder
 from dsl.tune.show import Progress
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Told:
         self.progress = Progress(
             lambda notice: self.lines.append(notice.line),
             Section(**section),
-            Folder(str(folder)),
+            Folder(str(folder), AutotuningError),
             SIZE,
             is_quiet=True,
         )

@@ -24,9 +24,9 @@ from dsl.model.job import Host
 from dsl.model.request import ElasticRequest
 from dsl.plan.hosts import ActiveHosts
 from dsl.tune.experiment import Experiment, Summary
+from dsl.tune.folders import Folders
 from dsl.tune.run import keep_memory, run_search, save_optimal
 from dsl.tune.setup import REPLACED, WARM, Setup, UserWords, device_memory, name_devices, set_up
-from dsl.tune.tuning_folders import Folders
 
 SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {
     "preempt_signal": "USR1",

@@ -15,9 +15,9 @@ import pytest
 
 from dsl._record import replace
 from dsl.errors import AutotuningError
+from dsl.machine.folders import MOST_BYTES
 from dsl.tune.experiment import Experiment, Result
-from dsl.tune.safe_folder import MARKER, MOST_BYTES
-from dsl.tune.tuning_folders import Folders
+from dsl.tune.folders import MARKER, Folders
 
 OK = Result("ok", {"throughput": 2.0}, "", 0, 1.5)
 
@@ -160,7 +160,7 @@ def test_emptying_that_is_interrupted_leaves_no_half_of_an_experiment(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dsl.tune.safe_folder.rmtree", interrupted)
+        patched.setattr("dsl.machine.folders.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             folders.empty()
     assert folders.load(experiment(), "f") is None

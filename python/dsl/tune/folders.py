@@ -10,37 +10,33 @@ they move to ``NAME@`` plus the first letters of its fingerprint, and back when 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from json import dumps
 
 from dsl.errors import AutotuningError, JobFormatError
+from dsl.machine.folders import A_FILE, A_FOLDER, Folder, cannot_write
+from dsl.model.codec import from_json, from_plain
+from dsl.model.judgement import Judgement
 from dsl.tune.config import AUTOTUNING
 from dsl.tune.experiment import Experiment, Result
-from dsl.tune.safe_folder import (
-    A_FILE,
-    A_FOLDER,
-    MARKER,
-    SCRATCH,
-    SUMMARIES,
-    as_json,
-    check,
-    claim,
-    refusal,
-)
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+MARKER = ".dsl-autotuning"
+"""A file by which dsl knows a folder that it has made."""
 
-    from dsl.model.judgement import Judgement
+SCRATCH = ".dsl-exp-"
+"""Prefix of the names of files and folders that are being made or removed."""
 
-RESULT = "result.json"
-DESCRIPTION = "exp.json"
-CONFIG = "ds_config.json"
-END = "end.json"
-OPTIMAL_CONFIG = "ds_config_optimal.json"
-OPTIMAL_COMMAND = "cmd_optimal.txt"
+RESULT, DESCRIPTION, CONFIG, END = "result.json", "exp.json", "ds_config.json", "end.json"
+OPTIMAL_CONFIG, OPTIMAL_COMMAND = "ds_config_optimal.json", "cmd_optimal.txt"
+SUMMARIES = ("summary.txt", "summary.json", "summary.png")
+"""What a tuning has found: for people, for programs, and as a picture."""
+
 TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, *SUMMARIES)
 """Files beside the folders of the experiments when a tuning has ended."""
+
+PAUSED = "paused"
+"""A file in the folder of a run that was paused: the times that it measured are wrong."""
 
 DESCRIBED = ("name", "ds_config", "num_gpus", "num_nodes", "hostfile")
 """What the description of an experiment says, as in DeepSpeed."""
@@ -48,19 +44,65 @@ DESCRIBED = ("name", "ds_config", "num_gpus", "num_nodes", "hostfile")
 PATH_KEYS = {"run": "metric_path", "profile": "model_info_path"}
 """Keys of the section that name the file that each kind of experiment has to write."""
 
-PAUSED = "paused"
-"""A file in the folder of a run that was paused: the times that it measured are wrong."""
+WRITTEN = {"run": "metrics.json", "profile": "model_info.json"}
+"""Names of these files after its end."""
 
 TAIL_BYTES = 65536
 """Bytes at the end of an experiment's output that we read."""
 
+_ASIDE, _ASIDE_LETTERS = "@", 8
+"""What follows the name of an experiment whose folder was put aside. No experiment has an @ in its name."""
+
 _KEPT = ("ok", "oom", "crash", "timeout", "no metric", "torn metric")
 """Outcomes that are kept; an experiment that was stopped runs again."""
 
-_ASIDE = "@"
-"""Follows the name of an experiment whose folder was put aside. No experiment has it in its name."""
 
-_ASIDE_LETTERS = 8
+def _check(key: str, path: str) -> None:
+    """Refuse an existing folder that is not ours. Raises AutotuningError; ``key``: its key in the section."""
+    with _naming(path), suppress(FileNotFoundError), closing(_open(key, path)) as folder:
+        if not folder.what(MARKER) and folder.names():
+            raise AutotuningError(
+                f"{path} holds files that no tuning has written, name another folder as autotuning.{key}"
+            )
+
+
+def _claim(key: str, path: str) -> Folder:
+    """Make or take a folder, and keep other commands out until it is closed. Raises AutotuningError."""
+    with _naming(path), ExitStack() as undo:
+        os.makedirs(path, exist_ok=True)
+        folder = undo.enter_context(closing(_open(key, path)))
+        if not folder.lock(MARKER):
+            raise AutotuningError(
+                f"another command is tuning in {path}, wait for it or name another folder as autotuning.{key}"
+            )
+        undo.pop_all()
+    return folder
+
+
+def _open(key: str, path: str) -> Folder:
+    """Open a folder in which no other user may write. Raises AutotuningError or OSError."""
+    folder = Folder(path, AutotuningError)
+    owner, is_open = folder.strangers()
+    if owner is None and not is_open:
+        return folder
+    folder.close()
+    if owner is not None:
+        raise AutotuningError(
+            f"{path} belongs to another user (uid {owner}), name another folder as autotuning.{key}"
+        )
+    raise AutotuningError(
+        f"{path} may be written by every user, take that away (chmod o-w) or name another folder as "
+        f"autotuning.{key}"
+    )
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Turn an OSError in the block into an AutotuningError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise AutotuningError(cannot_write(path, error)) from None
 
 
 class Folders:
@@ -72,17 +114,15 @@ class Folders:
         Raises:
             AutotuningError: a folder cannot be made, holds files that dsl has not written, or is in use.
         """
-        try:
+        with _naming(results_dir):  # the working directory may be gone
             paths = [os.path.abspath(os.path.expanduser(path)) for path in (results_dir, exps_dir)]
-        except OSError as error:  # the working directory is gone
-            raise refusal(error, results_dir) from None
         for key, path in zip(("results_dir", "exps_dir"), paths, strict=True):
-            check(key, path)  # before a folder is made: one may lie in the other
+            _check(key, path)  # before a folder is made: one may lie in the other
         self.results_dir, self.exps_dir = paths
-        self.results = self._exps = claim("results_dir", self.results_dir)
+        self.results = self._exps = _claim("results_dir", self.results_dir)
         try:
             if self.exps_dir != self.results_dir:
-                self._exps = claim("exps_dir", self.exps_dir)
+                self._exps = _claim("exps_dir", self.exps_dir)
         except BaseException:
             self.close()
             raise
@@ -123,7 +163,7 @@ class Folders:
     def mark(self, *, is_finished: bool) -> None:
         """Note whether the tuning has come to its end. Raises AutotuningError if it cannot be written."""
         known = {"is_finished": is_finished, "failures": self._failures, "memory": self._memory}
-        self.results.mark(as_json(known))
+        self.results.write_locked(MARKER, as_json(known).encode())
 
     def empty(self) -> None:
         """Remove what tunings have written, and nothing else.
@@ -153,7 +193,7 @@ class Folders:
         Only this command uses its name. An experiment of a killed command may live on for its grace period,
         and we must not take its file for ours.
         """
-        stem, ending = os.path.splitext(_kept_name(experiment))
+        stem, ending = os.path.splitext(WRITTEN[experiment.kind])
         return f"{self.folder(experiment)}/{stem}-{self._token}{ending}"
 
     def begin(self, experiment: Experiment, exp: Mapping[str, object], command: str) -> None:
@@ -228,7 +268,7 @@ class Folders:
         folder = self.results.what(experiment.name)
         if folder != A_FOLDER:
             return f"its folder is now {folder}" if folder else "its folder is gone"
-        for name in (self.written(experiment), _kept_name(experiment)):
+        for name in (self.written(experiment), WRITTEN[experiment.kind]):
             found = self.results.what(f"{experiment.name}/{os.path.basename(name)}")
             if found not in ("", A_FILE):
                 return f"{found} is at {AUTOTUNING}.{PATH_KEYS[experiment.kind]}"
@@ -262,18 +302,15 @@ class Folders:
 
     def take_end(self, experiment: Experiment) -> Judgement | None:
         """The facts that its job has left about a failure; None: none that can be read."""
-        from dsl.model.codec import from_json, from_plain
-        from dsl.model.judgement import Judgement
-
-        text = self.results.read(f"{experiment.name}/{END}")
+        name = f"{experiment.name}/{END}"
+        text = self.results.read(name)
         if text is None:
             return None
-        try:
-            self.results.remove(f"{experiment.name}/{END}")
+        with suppress(AutotuningError, JobFormatError):
+            self.results.remove(name)
             found: Judgement = from_plain(from_json(text.encode(errors="replace")), {"Judgement": Judgement})
-        except (AutotuningError, JobFormatError):
-            return None
-        return found
+            return found
+        return None
 
     def save_optimal(self, config: Mapping[str, object], command: str) -> None:
         """Write the best config, and the command that trains with it. Raises AutotuningError."""
@@ -286,7 +323,7 @@ class Folders:
             self.results.remove(name)
 
     def _take(self, experiment: Experiment, written: str) -> str | None:
-        kept = f"{experiment.name}/{_kept_name(experiment)}"
+        kept = f"{experiment.name}/{WRITTEN[experiment.kind]}"
         with suppress(AutotuningError):  # it has written nothing
             self.results.rename(f"{experiment.name}/{written}", kept)
         return self.results.read(kept)
@@ -331,14 +368,14 @@ class Folders:
             self._exps.rename(f"{old}.json", f"{new}.json")
 
 
-def _kept_name(experiment: Experiment) -> str:
-    """Name of the file of an experiment in its folder after its end."""
-    return "model_info.json" if experiment.kind == "profile" else "metrics.json"
-
-
 def _aside(name: str, fingerprint: str) -> str:
     return f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
 
 
 def _not_ours(path: str, name: str) -> AutotuningError:
     return AutotuningError(f"{path} is not of a tuning, move it away or name another {name}")
+
+
+def as_json(value: object) -> str:
+    """A value as the text of a file."""
+    return dumps(value, indent=2) + "\n"
