@@ -171,7 +171,7 @@ def test_there_is_one_version(metadata: Path) -> None:
     fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
     versions = {fields["Version"], dsl.__version__, dsl._core.__version__, importlib.metadata.version("dsl")}
     versions.add(yaml("CITATION.cff")["version"])
-    versions.add(yaml("recipe/recipe.yaml")["context"]["version"])
+    versions.add(yaml("packaging/recipe/recipe.yaml")["context"]["version"])
     assert versions == {stated[1]}
 
 
@@ -184,7 +184,7 @@ def yaml(path: str) -> dict[str, Any]:
 def test_the_conda_package_needs_what_the_wheel_needs(metadata: Path) -> None:
     fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
     needed = {line for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line}
-    recipe = yaml("recipe/recipe.yaml")
+    recipe = yaml("packaging/recipe/recipe.yaml")
     assert {line.replace(" ", "") for line in recipe["requirements"]["run"]} == needed | {"python"}
     assert recipe["requirements"]["host"][0] == f"python {fields['Requires-Python'].removeprefix('>=')}.*"
 
