@@ -132,7 +132,7 @@ def read_constants(path: str, names: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
-def check_debugger(interpreter: str, environ: Mapping[str, str], cwd: str = "") -> None:
+def check_debugger(interpreter: str, environ: Mapping[str, str]) -> None:
     """Refuse an interpreter without debugpy. Another check refuses an interpreter that cannot be executed.
 
     Raises:
@@ -144,7 +144,6 @@ def check_debugger(interpreter: str, environ: Mapping[str, str], cwd: str = "") 
     try:
         result = subprocess.run(
             [interpreter, "-c", FIND_DEBUGPY],
-            cwd=cwd or None,
             env=dict(environ),
             stdin=quiet,
             stdout=quiet,
