@@ -16,7 +16,7 @@ from dsl.report.speak import show_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from _typeshed import SupportsWrite
@@ -82,14 +82,17 @@ class HelpFormatter(argparse.HelpFormatter):
         return self._format_action_invocation(option), " ".join(self._expand_help(option).split())
 
 
-class _VersionAction(argparse.Action):
-    """As argparse's own, which does not notice if stdout cannot be written."""
+class AtOnce(argparse.Action):
+    """An option whose work is done when it is read, and ends the program."""
 
-    def __init__(self, option_strings: Sequence[str], **more: Any) -> None:
-        super().__init__(option_strings, nargs=0, default=argparse.SUPPRESS, **more)
+    def __init__(self, option_strings: Sequence[str], do: Callable[[Any], object], **more: Any) -> None:
+        """``do`` gets the value of the option."""
+        super().__init__(option_strings, **{"nargs": 0, "default": argparse.SUPPRESS, **more, "dest": "help"})
+        self._do = do
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        show_text(f"{parser.prog} {__version__}")
+    def __call__(self, parser: argparse.ArgumentParser, _: object, value: object, *_more: object) -> None:
+        """Do it, as argparse asks."""
+        self._do(value)
         parser.exit()
 
 
@@ -107,7 +110,13 @@ class HelpParser(argparse.ArgumentParser):
     def add_standard(self, *help_names: str, text: str = "show this help, and exit") -> None:
         """Add the options that every command has. ``help_names`` show the whole help."""
         self.add_argument(*help_names, action="help", help=text)
-        self.add_argument("--version", action=_VersionAction, dest="help", help="show the version, and exit")
+        # argparse's own action does not notice if stdout cannot be written.
+        self.add_argument(
+            "--version", action=AtOnce, do=self._show_version, help="show the version, and exit"
+        )
+
+    def _show_version(self, _: object) -> None:
+        show_text(f"{self.prog} {__version__}")
 
     def valued(self) -> list[str]:
         """The spellings of the options whose value may be the next word."""

@@ -10,6 +10,7 @@ from dsl.cli.help import (
     EXAMPLES,
     EXIT_CODES,
     MORE,
+    AtOnce,
     HelpParser,
     brief_row,
     in_columns,
@@ -30,34 +31,6 @@ if TYPE_CHECKING:
 
 MOST_TOLD = 5
 """Most unknown options that an error message lists."""
-
-
-class _BriefAction(argparse.Action):
-    """Show the options that most jobs need, and end."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002  the signature is argparse's
-        values: str | Sequence[Any] | None,  # noqa: ARG002  as above
-        option_string: str | None = None,  # noqa: ARG002  as above
-    ) -> None:
-        assert isinstance(parser, Parser)
-        show_help(parser.format_brief())
-        parser.exit()
-
-
-class _CompletionAction(argparse.Action):
-    """Refuse the option: a command line that has it alone never gets here."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002  the signature is argparse's
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002  as above
-    ) -> None:
-        parser.error(f"--completion stands alone, as in {parser.prog} --completion {values}")
 
 
 _UNSAID = object()
@@ -85,14 +58,11 @@ class Parser(HelpParser):
                 group.add_argument(*option.names, **_facts(option))
                 whole = option.names if option.origin != line.origin else option.own_names
                 self._whole.update([name for name in whole if name.startswith("--")])
-        self.add_argument(
-            "-h", action=_BriefAction, dest="help", default=argparse.SUPPRESS, nargs=0,
-            help="show what most jobs need, and exit",
-        )  # fmt: skip
+        self.add_argument("-h", action=AtOnce, do=self._show_brief, help="show what most jobs need, and exit")
         self.add_standard("--help", text="show all options, and exit")
         self.add_argument(
-            "--completion", action=_CompletionAction, dest="help", default=argparse.SUPPRESS,
-            choices=SHELLS, help="show the script by which a shell completes all commands of dsl, and exit",
+            "--completion", action=AtOnce, do=self._refuse_completion, nargs=None, choices=SHELLS,
+            help="show the script by which a shell completes all commands of dsl, and exit",
         )  # fmt: skip
         self._whole.update(("--version", "--completion"))
         self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
@@ -120,6 +90,13 @@ class Parser(HelpParser):
 
     def _format_examples(self) -> str:
         return in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self.origin]])
+
+    def _show_brief(self, _: object) -> None:
+        show_help(self.format_brief())
+
+    def _refuse_completion(self, shell: object) -> NoReturn:
+        # A command line that has it alone never gets here.
+        self.error(f"--completion stands alone, as in {self.prog} --completion {shell}")
 
     def option(self, name: str) -> argparse.Action:
         """The option with that spelling."""
