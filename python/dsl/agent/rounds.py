@@ -1,4 +1,4 @@
-"""The program of ``dsl-ssh``: one command on many hosts, in rounds, and the report of its failures."""
+"""The program of ``dsl-ssh``: one command on many hosts, and the report of its failures."""
 
 from __future__ import annotations
 
@@ -18,24 +18,21 @@ COMMAND, SSH = "dsl-ssh", "ssh"
 GRACE_S = 5.0
 
 
-def plan_rounds(
+def plan_hosts(
     starts: Sequence[Start], names: Sequence[str], fd: int, at_once: int, facts: Facts
-) -> list[NodePlan]:
-    """Plan rounds of at most ``at_once`` hosts. Each ssh reads from the descriptor ``fd``."""
-    rounds = [starts[first : first + at_once] for first in range(0, len(starts), at_once)]
-    return [
-        plan_starts(
-            some,
-            names,
-            [fd] * len(some),
-            facts.environ,
-            is_shown=True,
-            command=COMMAND,
-            name=SSH,
-            grace_s=GRACE_S,
-        )
-        for some in rounds
-    ]
+) -> NodePlan:
+    """Plan one ssh for each host, at most ``at_once`` at a time. Each reads from the descriptor ``fd``."""
+    return plan_starts(
+        starts,
+        names,
+        [fd] * len(starts),
+        facts.environ,
+        is_shown=True,
+        command=COMMAND,
+        name=SSH,
+        grace_s=GRACE_S,
+        at_once=at_once,
+    )
 
 
 class _Teller:
@@ -92,11 +89,7 @@ class _Once:
         pass
 
 
-def run_rounds(plans: Sequence[NodePlan]) -> int:
-    """Run the rounds one after another; return the exit code of the first one that failed, or 0."""
-    code = 0
-    for plan in plans:
-        session = Session(_Once(plan), lambda plan: Crew((_Teller(plan),), is_visible=False))
-        ended = session.run_here(lambda outcome: outcome.code)
-        code = code or ended or 0
-    return code
+def run_once(plan: NodePlan) -> int:
+    """Run the plan, and return its exit code."""
+    session = Session(_Once(plan), lambda plan: Crew((_Teller(plan),), is_visible=False))
+    return session.run_here(lambda outcome: outcome.code) or 0

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from dsl.agent.rounds import plan_rounds, run_rounds
+from dsl.agent.rounds import plan_hosts, run_once
 from dsl.agent.session import SIGINT, die_of_interrupt
 from dsl.cli.command import Command
 from dsl.errors import HostfileError, LauncherError, OptionError
@@ -69,7 +69,7 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
     flush_output()
     try:
         with HandledSignals((SIGINT, *STOP_SIGNALS)):
-            return run_rounds(plan_rounds(starts, hosts, reading, options.max_at_once, facts))
+            return run_once(plan_hosts(starts, hosts, reading, options.max_at_once, facts))
     except SignalException as ended:
         if ended.sigval == SIGINT:
             die_of_interrupt()

@@ -125,7 +125,7 @@ def run_search(
     steps: Steps[Summary], batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
 ) -> tuple[Summary, list[int]]:
     """The result of the search, and the signals that have ended it."""
-    runners, held = Runners(), HeldServers()
+    runners, held = Runners(setup.environ), HeldServers()
     tuner = Tuner(setup, folders, runners, held, progress)
     try:
         with runners:
@@ -330,7 +330,7 @@ class Tuner:
         self._places[experiment.name] = (experiment, place)
         self._progress.began(experiment)
         self._held.hold(setup.servers, ())
-        self._runners.start(order, self._environ(place))
+        self._runners.start(order, self._shown(place))
 
     def _where(self, place: SlotGroup) -> tuple[str, ...]:
         """The options that give an experiment its slots, and a port of its own unless it takes everything."""
@@ -338,12 +338,13 @@ class Tuner:
         own_port = setup.user.only("master_port") if setup.is_whole else ()
         return (*setup.place_words(place), *(own_port or ("--master_port=0",)))
 
-    def _environ(self, place: SlotGroup) -> Mapping[str, str]:
+    def _shown(self, place: SlotGroup) -> Mapping[str, str]:
+        """The variable by which an experiment sees only its own devices, if it needs one."""
         variable, names = self._setup.visible
         if not names or self._setup.is_whole:
-            return self._setup.environ
+            return {}
         shown = ",".join([names[slot] for slot in place.hosts[0].slots])
-        return {**self._setup.environ, variable: shown}
+        return {variable: shown}
 
     def _judge(self, experiment: Experiment, done: Done) -> Result:
         folders = self._folders

@@ -9,7 +9,7 @@ from tests.support.events import an_exit
 from tests.support.machine import make_facts
 
 from dsl.agent.planner import launch_spec
-from dsl.agent.rounds import failure_lines, plan_rounds
+from dsl.agent.rounds import failure_lines, plan_hosts
 from dsl.cli.ssh import choose_hosts, make_parser, split_command
 from dsl.errors import HostfileError
 from dsl.launchers.base import Start
@@ -76,22 +76,20 @@ def test_what_is_no_file_names_no_hosts(path: str) -> None:
         choose_hosts(make_parser().parse_args(["-H", path]), make_facts())
 
 
-def rounds(hosts: str, at_once: int, fd: int = 0) -> list[NodePlan]:
-    """The plans of a command."""
+def planned(hosts: str, at_once: int, fd: int = 0) -> NodePlan:
+    """The plan of a command."""
     starts = [Start(ssh_command(host, ("ls",), 22), node_rank=number) for number, host in enumerate(hosts)]
-    return plan_rounds(starts, tuple(hosts), fd, at_once, make_facts())
+    return plan_hosts(starts, tuple(hosts), fd, at_once, make_facts())
 
 
-def test_rounds_have_at_most_so_many_hosts() -> None:
-    assert [[str(worker.label) for worker in plan.workers] for plan in rounds("abcde", 2)] == [
-        ["host a", "host b"],
-        ["host c", "host d"],
-        ["host e"],
-    ]
+def test_at_most_so_many_hosts_are_reached_at_once() -> None:
+    plan = planned("abc", 2)
+    assert [str(worker.label) for worker in plan.workers] == ["host a", "host b", "host c"]
+    assert plan.group.at_once == 2
 
 
 def test_a_host_that_fails_ends_no_other() -> None:
-    (plan,) = rounds("ab", 8, fd=7)
+    plan = planned("ab", 8, fd=7)
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec.on_failure == "report"
     assert [worker.prefix for worker in spec.workers] == ["a: ", "b: "]
@@ -101,7 +99,7 @@ def test_a_host_that_fails_ends_no_other() -> None:
 
 
 def test_hosts_that_failed_alike_are_one_line_the_first_failure_first() -> None:
-    (plan,) = rounds("abcde", 8)
+    plan = planned("abcde", 8)
     exits = [
         an_exit(3, code=3),
         an_exit(2, code=255),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from dsl import EngineError
 from dsl._record import Record, replace
 from dsl.tune import trials
 from dsl.tune.experiment import Order
@@ -21,6 +20,8 @@ ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grac
 class Exit(Record):
     """Only the engine makes the real ones."""
 
+    worker: int
+    """As there."""
     status: int
     """As there."""
 
@@ -32,81 +33,69 @@ class Exited(Record):
     """As there."""
 
 
-class Started(Record):
-    """The same of the event that the command runs."""
-
-    pid: int = 0
-    """As there; 0: no process."""
-
-
-class Ended(Record):
-    """The same of the last event."""
-
-
 class Supervisor:
-    """In place of the engine: its command does what the test says."""
+    """In place of the engine: its commands do what the test says."""
 
     def __init__(self) -> None:
-        self.events: list[object] = [Started()]
-        self.calls: list[object] = []
-        self.is_closed = False
-        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK)
-        os.write(self._write_fd, b"\0")
+        self.specs: list[Any] = []
+        self.added: list[Any] = []
+        self.events: list[object] = []
+        self.waits: list[float | None] = []
+        self.calls: list[tuple[str, object]] = []
+        self.now_s = 1000.0
+        self.refusal = ""
+        self.interrupts: list[Callable[[], None]] = []
+        """What happens during the next waits."""
 
-    def start(self, _spec: Any) -> None:
-        pass
+    def start(self, spec: Any) -> None:
+        self.specs.append(spec)
 
-    def tell(self, *events: object) -> None:
-        self.events += events
-        os.write(self._write_fd, b"\0")
+    def add(self, worker: Any) -> int:
+        if self.refusal:
+            raise EngineError(self.refusal)
+        self.added.append(worker)
+        return len(self.added) - 1
 
-    def die(self, status: int = 1) -> None:
-        self.tell(Exited(Exit(status)), Ended())
+    def die(self, worker: int, status: int) -> None:
+        self.events.append(Exited(Exit(worker, status)))
 
-    def wait(self, _timeout_s: float) -> list[object]:
-        try:
-            os.read(self._read_fd, 100)
-        except BlockingIOError:
-            return []
+    def wait(self, timeout_s: float | None) -> list[object]:
+        self.waits.append(timeout_s)
+        if self.interrupts:
+            self.interrupts.pop(0)()
+        elif not self.events:
+            assert timeout_s is not None, "nothing would end this wait"
+            self.now_s += timeout_s
         events, self.events = self.events, []
         return events
 
-    def fileno(self) -> int:
-        return self._read_fd
+    def signal(self, number: int, worker: int | None = None) -> None:
+        self.calls.append((signal.Signals(number).name, worker))
 
     def stop(self, *, grace_s: float) -> None:
-        self.calls.append(grace_s)
-        self.die(143)
+        self.calls.append(("stop", grace_s))
 
-    def close(self) -> None:
-        self.is_closed = True
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+    def pids(self) -> None:
+        self.calls.append(("answer", None))
 
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Supervisor]:
-    """The commands that were started."""
-    found: list[Supervisor] = []
-
-    def make() -> Supervisor:
-        found.append(Supervisor())
-        return found[-1]
-
-    monkeypatch.setattr(trials, "Supervisor", make)
-    for kind in (Exited, Started, Ended):
-        monkeypatch.setattr(trials, kind.__name__, kind)
-    return found
+    def wake(self) -> None:
+        self.calls.append(("wake", None))
 
 
 @pytest.fixture
-def runners(made: list[Supervisor]) -> Iterator[Runners]:
-    runners = Runners()
-    yield runners
-    for one in made:
-        if not one.is_closed:
-            one.die()
-    runners.close()
+def engine(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """The engine of the runners, whose waits let time pass."""
+    made = Supervisor()
+    monkeypatch.setattr(trials, "Supervisor", lambda: made)
+    monkeypatch.setattr(trials, "Exited", Exited)
+    monkeypatch.setattr("dsl.tune.trials.time.monotonic", lambda: made.now_s)
+    return made
+
+
+@pytest.fixture
+def runners(engine: Supervisor) -> Runners:
+    assert engine.now_s
+    return Runners({"HOME": "/"})
 
 
 def ended(runners: Runners) -> list[tuple[str, int, str]]:
@@ -115,53 +104,84 @@ def ended(runners: Runners) -> list[tuple[str, int, str]]:
     return [(one.order.name, one.exit_code, one.stop) for one in done]
 
 
-def test_a_command_of_its_own_ends_with_its_experiment(runners: Runners, made: list[Supervisor]) -> None:
+def test_all_experiments_are_one_group_that_waits_for_more(runners: Runners, engine: Supervisor) -> None:
     runners.start(ORDER, {})
-    runners.start(replace(ORDER, name="b"), {})
-    made[1].die(3)
+    runners.start(replace(ORDER, name="b"), {"CUDA_VISIBLE_DEVICES": "1"})
+    (spec,) = engine.specs
+    assert (spec.workers, spec.stays_open, spec.on_failure) == ((), True, "report")
+    assert dict(spec.env) == {"HOME": "/"}
+    assert [worker.env for worker in engine.added] == [{}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    engine.die(1, 3)
     assert ended(runners) == [("b", 3, "")]
+    assert runners.running == 1
     runners.stop()
+    assert engine.calls == [("stop", 4.0)]
+    engine.die(0, 143)
     assert ended(runners) == [("a", 143, "stopped")]
-    assert (made[0].calls, runners.running) == ([4.0], 0)
+    runners.stop(at_once=True)
+    assert engine.calls[1:] == [("stop", 0.0)]
+    assert runners.running == 0
 
 
-def test_a_command_of_its_own_is_ended_when_its_time_is_over(
-    runners: Runners, made: list[Supervisor]
+def test_an_experiment_is_told_to_end_when_its_time_is_over_and_killed_if_it_does_not(
+    runners: Runners, engine: Supervisor
 ) -> None:
-    runners.start(replace(ORDER, limit_s=0.01), {})
-    assert ended(runners) == [("a", 143, "timeout")]
-    assert made[0].calls == [4.0]
+    runners.start(ORDER, {})
+    runners.start(replace(ORDER, name="b", limit_s=0), {})
+
+    def pass_by() -> None:
+        engine.now_s += engine.waits[-1] or 0.0
+
+    engine.interrupts = [pass_by, pass_by, lambda: engine.die(0, 137)]
+    assert ended(runners) == [("a", 137, "timeout")]
+    assert engine.calls == [("SIGTERM", 0), ("SIGKILL", 0)]
+    assert engine.waits == [60.0, 4.0, None]
+
+
+def test_an_experiment_that_cannot_be_started_is_returned_with_the_reason(
+    runners: Runners, engine: Supervisor
+) -> None:
+    engine.refusal = "no processes are left"
+    runners.start(ORDER, {})
+    assert runners.running == 1
+    ((done,), _) = runners.wait()
+    assert (done.order, done.error, runners.running) == (ORDER, "no processes are left", 0)
 
 
 def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
-    runners: Runners, made: list[Supervisor]
+    runners: Runners, engine: Supervisor
 ) -> None:
     assert runners.heard() == []
     runners.start(ORDER, {})
-    os.write(runners.bell_fd, b"\x0f")
+    runners.hear(15)
     assert runners.wait() == ([], [15])
-    made[0].die(0)
-    os.write(runners.bell_fd, b"\x02")
+    engine.interrupts = [lambda: runners.hear(1)]
+    assert runners.wait() == ([], [1]), "it ends a wait"
+    assert ("wake", None) in engine.calls
+    engine.die(0, 0)
+    runners.hear(2)
     assert runners.heard() == [2]
     assert ended(runners) == [("a", 0, "")]
 
 
-@pytest.mark.usefixtures("made")
 def test_the_time_of_an_experiment_stands_still_while_it_is_stopped(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch
+    runners: Runners, engine: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = time.monotonic()
-    clock = [now_s]
-    monkeypatch.setattr("dsl.tune.trials.time.monotonic", lambda: clock[0])
     runners.start(ORDER, {})
-    monkeypatch.setattr("dsl.tune.trials.os.kill", lambda *_: clock.append(clock.pop() + 1000))
+
+    def stop(_pid: int, _number: int) -> None:
+        assert engine.calls == [("SIGTSTP", None), ("answer", None)], "the command has the signal by now"
+        engine.now_s += 1000
+
+    monkeypatch.setattr("dsl.tune.trials.os.kill", stop)
     runners.suspend()
-    os.write(runners.bell_fd, b"\x01")
-    assert runners.wait() == ([], [1]), "its time is not over"
-    clock[0] += 61
-    assert ended(runners) == [("a", 143, "timeout")]
+    assert engine.calls[2:] == [("SIGCONT", None)]
+    engine.interrupts = [lambda: engine.die(0, 0)]
+    assert ended(runners) == [("a", 0, "")]
+    assert engine.waits == [60.0]
 
 
 def test_a_second_ctrl_z_before_the_first_is_heard_is_the_same(runners: Runners) -> None:
-    os.write(runners.bell_fd, bytes([signal.SIGTSTP, signal.SIGTSTP, 15, 15]))
+    for number in (signal.SIGTSTP, signal.SIGTSTP, 15, 15):
+        runners.hear(number)
     assert runners.heard() == [signal.SIGTSTP, 15, 15]
