@@ -18,8 +18,8 @@ from tests.support.warm import Place
 
 pytestmark = pytest.mark.timeout(300)
 
-TELL = struct.pack("=IBQQQ", 3, 2, 0, 0, 0)
-"""A request of version 3 that asks what a server is."""
+TELL = struct.pack("=IBQQIQ", 4, 2, 0, 0, 0, 0)
+"""A request of version 4 that asks what a server is."""
 MANY = 70
 """More than a server lets wait."""
 

@@ -9,8 +9,8 @@ import os
 
 from dsl._core import is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen, warm_obstacle
 from dsl._record import Record
-from dsl.forkserver.boot import MARK, NEW, READY, words_of
-from dsl.machine.sockets import find_sockets, remove_socket
+from dsl.forkserver.boot import words_of
+from dsl.machine.sockets import MARK, NEW, READY, find_sockets, remove_socket
 from dsl.machine.this_process import socket_folders
 from dsl.model.job import Notice
 

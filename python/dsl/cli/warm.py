@@ -14,10 +14,18 @@ from dsl._record import Record, replace
 from dsl.cli.command import Command
 from dsl.cli.jobs import table, terminal_width
 from dsl.errors import DslError, OptionError, UsageError
-from dsl.forkserver.boot import MARK, NEW, READY
 from dsl.lists import counted, quote
 from dsl.machine.kernel_files import memory_of
-from dsl.machine.sockets import MOST_AT_ONCE, ask_sockets, left_alone, peer_of, remove_socket
+from dsl.machine.sockets import (
+    MARK,
+    MOST_AT_ONCE,
+    NEW,
+    READY,
+    ask_sockets,
+    left_alone,
+    peer_of,
+    remove_socket,
+)
 from dsl.observe.table import duration, size
 from dsl.printable import printable
 from dsl.report.speak import show_text

@@ -13,12 +13,6 @@ if TYPE_CHECKING:
 
     from dsl.model.job import ForkServer
 
-MARK = "warm:"
-"""Begins the last word of a warm server: descriptors of its socket, and maybe of a call and its request."""
-
-NEW, READY = ".new", ".warm"
-"""Ends of the names of sockets: of a warm server that imports, and of one that takes calls at once."""
-
 # Empty words at the end. C libraries that set the title of a process look in a worker's memory for as many
 # words as the server was started with. They find that many if the worker itself has no more words.
 _ROOM = ("",) * 60
@@ -28,7 +22,7 @@ def words_of(server: "ForkServer", withheld: "Sequence[str] | None" = None) -> t
     """Command line of a fork server, to which the engine adds the number of its descriptor.
 
     A warm server has the names of variables that it does not get, ``withheld``, and further words behind
-    them: folder and name of its socket, and the word with `MARK`.
+    them: folder and name of its socket, and the word with `sockets.MARK`.
     """
     import dsl
 
@@ -63,7 +57,10 @@ def start(path: str) -> None:
     caches = set(sys.path_importer_cache)
     sys.meta_path.insert(0, Finder)
     try:
-        from dsl.forkserver.server import serve
+        if sys.argv[-1].isdecimal():
+            from dsl.forkserver.server import serve
+        else:
+            from dsl.forkserver.warm import serve
     except ImportError as error:
         # For example a Python without the global lock, or a Python that is too old.
         raise SystemExit(f"this Python cannot load the extension of dsl: {error}") from None

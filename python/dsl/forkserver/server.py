@@ -8,7 +8,6 @@ import sys
 
 from dsl._core import ForkLink
 from dsl.forkserver import become, ending, hidden, poison, preload, streams
-from dsl.forkserver.boot import MARK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ _NEVER = 50_000_017
 """More new objects than imports make, and a number that no module would choose by chance."""
 
 
-def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
+def serve(words: Sequence[str], forget: Callable[[], None]) -> NoReturn:
     """Import modules, then fork a worker for each order, until the engine hangs up.
 
     ``words``: modules with commas between them, or empty; the program; the number of the link's descriptor.
@@ -32,10 +31,6 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     process; only a forked worker leaves it, by `become.LeaveServer`.
     """
     listed, *rest, fd = words
-    if fd.startswith(MARK):
-        from dsl.forkserver import warm
-
-        warm.serve(words, forget)
     early = poison.find_early_poison(int(fd))
     link = ForkLink(int(fd))
     if early is not None:

@@ -14,9 +14,9 @@ import time
 from dsl._core import WarmDoor, warm_answer, warm_call, warm_key, warm_listen
 from dsl.forkserver import freshness, poison, streams
 from dsl.forkserver.become import LeaveServer
-from dsl.forkserver.boot import MARK, NEW, READY
 from dsl.forkserver.server import Imports
 from dsl.machine.kernel_files import memory_of
+from dsl.machine.sockets import MARK, NEW, READY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

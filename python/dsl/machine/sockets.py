@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+MARK = "warm:"
+"""Begins the last word of a warm server: descriptors of its socket, and maybe of a call and its request."""
+
+NEW, READY = ".new", ".warm"
+"""Ends of the names of sockets: of a warm server that imports, and of one that takes calls at once."""
+
 MOST_SOCKETS = 1000
 """How many are asked."""
 MOST_AT_ONCE = 32
