@@ -22,7 +22,7 @@ def _worker(rank: int, **changes: Any) -> WorkerPlan:
 
 
 def _route(stdout: Route, stderr: Route | None, **group: Any) -> tuple[Stdio, Stdio]:
-    plan = replace(_plan(_worker(0, stdout=stdout, stderr=stderr)), **group)
+    plan = replace(_plan(_worker(0, stdout=stdout, stderr=stderr)), group=LaunchSpec((), **group))
     (worker,) = launch_spec(plan, stdin_is_terminal=False).workers
     return worker.stdout, worker.stderr
 

@@ -30,13 +30,12 @@ OWN_WORDS = {
         "cli/help.py",
         "cli/hints.py",
         "plan/elastic.py",
-        "elasticity/sizes.py",
+        "elasticity/solver.py",
         "plan/hosts.py",
         "plan/remote.py",
         "resources/filters.py",
     ),
     *(
-        "binding/bind_cores.py",
         "runner.py",
         "conductor/conductor.py",
         "conductor/terms.py",
@@ -51,14 +50,14 @@ OWN_FUNCTIONS = {
     ("plan/job.py", "_unused_host_options"),
     # It is one of the two ways to tell a script its local rank, in both commands.
     ("cli/options_torch.py", ""),
-    *(("evidence/hints.py", name) for name in ("", "_local_rank")),
+    *(("evidence/reports.py", name) for name in ("", "_local_rank")),
     # Arguments of scripts.
-    ("elasticity/sizes.py", ""),
     ("tune/run.py", ""),
     ("tune/setup.py", ""),
     *(("tune/config.py", name) for name in ("", "find_config")),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_bindings_asked_for"),
+    ("binding/rules.py", "bind_workers"),
 }
 
 
