@@ -18,9 +18,9 @@ from kit import processes
 from kit.waiting import until
 
 from dsl._core import vitals
-from dsl.cli.jobs import REFRESH_S
-from dsl.cli.top_screen import TopApp
-from dsl.observe.jobs import RunningJob, running_jobs
+from dsl.view.jobs import RunningJob, running_jobs
+from dsl.view.tools import REFRESH_S
+from dsl.view.top_screen import TopApp
 
 LIMIT_S = 180.0
 PORT = 29611

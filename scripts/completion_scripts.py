@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from dsl.cli import options_deepspeed, options_torch, ssh, warm
-from dsl.cli.attach import ATTACH, WAIT
+from dsl.cli import options_deepspeed, options_torch, ssh
 from dsl.cli.completion import ASKED
 from dsl.cli.elastic import ELASTIC
 from dsl.cli.help import without_sisters
-from dsl.cli.jobs import PS, STACKS, TOP
 from dsl.cli.parser import Parser
-from dsl.cli.report import REPORT
 from dsl.model.options import dashed
+from dsl.view import warm
+from dsl.view.attach import ATTACH, WAIT
+from dsl.view.report import REPORT
+from dsl.view.tools import PS, STACKS, TOP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

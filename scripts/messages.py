@@ -40,7 +40,7 @@ NOT_MESSAGES = (
     "cli/hints.py",
     "cli/options",
     "model/options.py",
-    "cli/top_screen.py",
+    "view/top_screen.py",
     "doctor/",
 )
 """Modules whose texts are help and keys; findings of the doctor have their rows in docs/doctor.md."""
@@ -60,7 +60,7 @@ HEADINGS = {
     ),
     "Several hosts": ("agent", "conductor", "control", "launchers", "resources", "rendezvous"),
     "Devices and cores": ("devices", "binding"),
-    "Logs, records and views": ("report", "observe", "evidence"),
+    "Logs, records and views": ("report", "view", "evidence"),
     "Fork servers and functions": ("forkserver", "functions"),
     "Elastic configs": ("elasticity",),
     "Autotuning": ("tune",),

@@ -23,7 +23,7 @@ OFTEN = {"skip", "loader", "stopped", "ended"}
 # Ends when no rank but those that compute has used much CPU time for a moment.
 QUIET = """
 import sys, time
-from dsl.observe.jobs import running_jobs
+from dsl.view.jobs import running_jobs
 (job,) = [one for one in running_jobs() if sys.argv[2] in one.view.words]
 print(job.view.pid)
 def look():

@@ -21,7 +21,7 @@ exec sleep 600
 
 LOOK = """
 import json, sys
-from dsl.observe.jobs import running_jobs
+from dsl.view.jobs import running_jobs
 found = []
 for job in running_jobs():
     if sys.argv[1] not in job.view.words:

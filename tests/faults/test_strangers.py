@@ -20,7 +20,7 @@ from tests.support.strangers import ELSEWHERE, Stranger, Victim, stranger
 
 from dsl.model.codec import to_line
 from dsl.model.observation import Follow, JobView, Look, SignalRank
-from dsl.observe.jobs import running_jobs
+from dsl.view.jobs import running_jobs
 
 pytestmark = [pytest.mark.guarantee("G1"), pytest.mark.timeout(1800)]
 

@@ -17,7 +17,7 @@ from tests.support.strangers import ELSEWHERE, HERE, Victim, stranger
 
 from dsl.model.codec import to_line
 from dsl.model.observation import Follow, JobView, Look, NoAnswer, SignalRank
-from dsl.observe.stacks import last_collective
+from dsl.view.stacks import last_collective
 
 pytestmark = [pytest.mark.guarantee("G1"), pytest.mark.timeout(120)]
 

@@ -16,7 +16,7 @@ from tests.support.jobs import Job, running
 
 import dsl
 from dsl.errors import DslError
-from dsl.observe.jobs import RunningJob
+from dsl.view.jobs import RunningJob
 
 # Waits for the gate in its first life, and ends as it is told to.
 WORKER = """

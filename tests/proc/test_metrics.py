@@ -22,8 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 
-from dsl.agent.metrics import FRESH_S
 from dsl.machine.crowd import MOST_CLIENTS
+from dsl.view.metrics import FRESH_S
 
 
 def free_port() -> int:

@@ -169,7 +169,7 @@ def test_an_ordinary_user_at_the_limit_of_processes(dsl_command: Path, tmp_path:
         wait_until_full(job, tmp_path)
         until(lambda: list((tmp_path / "dsl").glob("*.sock")))
         shell = as_ordinary_user([], tmp_path)[:-1]
-        look = "from dsl.cli.jobs import STACKS; raise SystemExit(STACKS.main([]))"
+        look = "from dsl.view.tools import STACKS; raise SystemExit(STACKS.main([]))"
         seen = subprocess.run([*shell, look], capture_output=True, text=True, check=False, timeout=60)
         assert seen.returncode == 1
         assert f"job {job.guard} runs on, but cannot answer: {NO_THREAD}" in seen.stderr

@@ -20,7 +20,7 @@ from tests.support.jobs import running
 from tests.support.places import free_port
 
 from dsl.model.observation import Look, RankStacks, RankStatus, Sight
-from dsl.observe.taker import TAKE_S, take_stacks
+from dsl.view.taker import TAKE_S, take_stacks
 
 SLEEPING = """
 import sys, threading, time

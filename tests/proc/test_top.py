@@ -34,8 +34,8 @@ from dsl.model.observation import (
     SignalRank,
     ThreadStack,
 )
-from dsl.observe.jobs import running_jobs
-from dsl.observe.stacks import read_state
+from dsl.view.jobs import running_jobs
+from dsl.view.stacks import read_state
 
 SCREENS = Path(__file__).parent / "screens"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07step 12 \x1b[31mloss\x1b[0m nan\x00"

@@ -20,12 +20,12 @@ from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 from tests.support.terminal import terminal
 
-from dsl.agent.views import MOST_VIEWS
 from dsl.errors import DslError
 from dsl.model.observation import NodeStatus
-from dsl.observe import jobs
-from dsl.observe.jobs import RunningJob, call_jobs, find_job, running_jobs
-from dsl.observe.stacks import read_state
+from dsl.view import jobs
+from dsl.view.jobs import RunningJob, call_jobs, find_job, running_jobs
+from dsl.view.stacks import read_state
+from dsl.view.views import MOST_VIEWS
 
 OPEN: list[RunningJob] = []
 

@@ -47,13 +47,11 @@ if TYPE_CHECKING:
 
     from dsl import Exit, LaunchSpec, Supervisor
     from dsl.agent.elsewhere import Elsewhere
-    from dsl.agent.lookout import FailureLook
-    from dsl.agent.metrics import Metrics
     from dsl.agent.roles import Channel, Listener, Policy, Source
     from dsl.agent.warm import WarmCalls
-    from dsl.agent.watchers import Watchers
     from dsl.model.job import ForkServer, NodePlan
     from dsl.model.observation import Look, RankStacks, SignalRank
+    from dsl.view import FailureLook, Metrics, Watchers
 
 
 class Asked:
@@ -136,7 +134,7 @@ class Agent:
         self._routine = routine or records
         self._metrics: Metrics | None = None
         if plan.metrics is not None and command_pid:
-            from dsl.agent.metrics import Metrics
+            from dsl.view import Metrics
 
             has_own = elsewhere is None or elsewhere.has_own
             self._metrics = Metrics(plan.metrics, plan.command, counts_exits=has_own)
@@ -238,7 +236,7 @@ class Agent:
 
     def _watchers_of(self, supervisor: Supervisor) -> Watchers:
         if self._watchers is None:
-            from dsl.agent.watchers import Watchers
+            from dsl.view import Watchers
 
             def state() -> tuple[NodePlan, History, int, float]:
                 return self._plan, self._history, self._started_ns, self._begin_s
@@ -359,7 +357,7 @@ class Agent:
         if self._look is None:
 
             def look() -> FailureLook:
-                from dsl.agent.lookout import FailureLook
+                from dsl.view import FailureLook
 
                 return FailureLook(self._plan, supervisor.pids())
 

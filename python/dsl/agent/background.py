@@ -1,7 +1,7 @@
 """How a command leaves its shell for the background, and what the shell hears (``--detach``).
 
 The process that the shell has started only waits. Its child is the command: it has a session of its own, and
-what it writes goes to the folder of the job (`dsl.observe.job_folders`).
+what it writes goes to the folder of the job (`dsl.output.job_folders`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 from dsl.errors import DslError
 from dsl.machine.this_process import Console, use_null
 from dsl.model.outcome import AttemptStarted, Outcome
-from dsl.observe.job_folders import JobFolders, OwnFolder
+from dsl.output.job_folders import JobFolders, OwnFolder
 from dsl.report import speak
 from dsl.report.speak import flush_output, optional, say, write
 from dsl.signals import ENDING, signal_name

@@ -9,12 +9,12 @@ from dsl.errors import DslError
 from dsl.lists import counted
 from dsl.model.options import SHELLS
 from dsl.model.request import DEFAULT_HOSTFILE
-from dsl.observe.job_folders import JobFolders
-from dsl.observe.jobs import running_jobs
+from dsl.output.job_folders import JobFolders
 from dsl.plan.hosts import read_hostfile
 from dsl.printable import printable
 from dsl.resources.hosts import find_allocation
 from dsl.signals import JOB_CONTROL, SIGNALS, UNTAKEABLE
+from dsl.view.jobs import running_jobs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

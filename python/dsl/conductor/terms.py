@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.doctor.job_checks import version_problem
 from dsl.lists import quote
 
 TYPE_CHECKING = False
@@ -77,6 +76,14 @@ class Terms(Record):
         assert self.assignment is not None
         seat = self.seats[place]
         return replace(self.assignment, node_rank=seat.node_rank, task=seat.task)
+
+
+def version_problem(hello: Hello, version: str) -> str:
+    """What is wrong with the version of dsl on a host; empty if it is the head's version."""
+    if hello.version == version:
+        return ""
+    where = f" for {hello.python}" if hello.python else ""
+    return f"it has dsl {hello.version}, this host has {version}: install the same version{where}"
 
 
 def objection(terms: Terms, place: int, hello: Hello) -> str:

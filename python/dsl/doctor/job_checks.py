@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from dsl.control.clock import Clock
-    from dsl.control.messages import Checked, Hello
+    from dsl.control.messages import Checked
     from dsl.model.health import Health, Verdict, Way
 
     Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
@@ -205,14 +205,6 @@ MOST_LINES = 22
 """Lines of findings that fit on a screen with the others."""
 
 CODES = {"warning": 1, "error": 2}
-
-
-def version_problem(hello: Hello, version: str) -> str:
-    """What is wrong with the version of dsl on a host; empty if it is the head's version."""
-    if hello.version == version:
-        return ""
-    where = f" for {hello.python}" if hello.python else ""
-    return f"it has dsl {hello.version}, this host has {version}: install the same version{where}"
 
 
 def free_notices(hosts: Sequence[Examined]) -> list[Notice]:

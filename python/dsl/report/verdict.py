@@ -51,9 +51,9 @@ def _others_then(judgement: Judgement) -> list[str]:
     """What the other workers executed when the first had failed."""
     if not judgement.stacks:
         return []
-    from dsl.observe.explain import explain
+    from dsl.view import explain_stacks
 
-    first, *rest = explain(judgement.stacks)
+    first, *rest = explain_stacks(judgement.stacks)
     return [f"the others at that moment: {first}", *[f"  {line}" for line in rest if line]]
 
 

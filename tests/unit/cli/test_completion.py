@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.support.machine import make_facts
 
 from dsl.cli import deepspeed, ssh, torchrun
-from dsl.cli.attach import WAIT
 from dsl.cli.completion import PLAIN, answer, filters
-from dsl.cli.jobs import PS
 from dsl.cli.tool import Tool
 from dsl.resources.filters import apply_filters
+from dsl.view.attach import WAIT
+from dsl.view.tools import PS
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -41,7 +41,7 @@ OWN_WORDS = {
         "conductor/terms.py",
         "agent/head.py",
         "cli/ssh.py",
-        "cli/report.py",
+        "view/report.py",
     ),
 }
 # Functions elsewhere that only `dsl` gets to.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dsl._record import replace
+from dsl.conductor.terms import version_problem
 from dsl.control.clock import Clock
 from dsl.control.messages import TO_HEAD, Checked, Hello, message_from_bytes, message_to_bytes
 from dsl.doctor.host_checks import HOST_CHECKS, find_on_host, unproxied
@@ -22,7 +23,6 @@ from dsl.doctor.job_checks import (
     find_all,
     free_notices,
     page,
-    version_problem,
 )
 from dsl.model.health import Directory, Health, Holder, Interface, MeetingLook, Symptom, Way
 from dsl.model.job import Notice

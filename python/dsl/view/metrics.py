@@ -16,7 +16,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from dsl import EngineError, Exited
-from dsl.agent.lookout import Lookout
 from dsl.errors import MetricsError
 from dsl.lists import with_port
 from dsl.machine.crowd import MOST_CLIENTS, close, serve
@@ -27,13 +26,14 @@ from dsl.plan.outputs import read_target
 from dsl.printable import printable
 from dsl.report.speak import say
 from dsl.signals import signal_name
+from dsl.view.lookout import Lookout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Literal, TypeAlias
 
-    from dsl.agent.lookout import Ask
     from dsl.model.observation import NodeStatus
+    from dsl.view.lookout import Ask
 
     Samples: TypeAlias = Sequence[tuple[Mapping[str, object], float]]
     Figure: TypeAlias = tuple[str, Literal["gauge", "counter"], str, Samples]

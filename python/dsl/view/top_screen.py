@@ -1,4 +1,4 @@
-"""The screen of ``dsl-top``. What it shows is made in `dsl.observe.table`."""
+"""The screen of ``dsl-top``. What it shows is made in `dsl.view.table`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from dsl._record import replace
-from dsl.cli.top_widgets import ChoiceScreen, RowsView, TextScreen
 from dsl.errors import DslError, JobFormatError
 from dsl.model.observation import NodeStatus
-from dsl.observe.explain import explain
-from dsl.observe.jobs import RunningJob, running_jobs
-from dsl.observe.table import (
+from dsl.printable import printable
+from dsl.signals import ENDING, signal_name
+from dsl.view.explain import explain
+from dsl.view.jobs import RunningJob, running_jobs
+from dsl.view.table import (
     COLUMNS,
     Layout,
     Row,
@@ -38,8 +39,7 @@ from dsl.observe.table import (
     select,
     totals,
 )
-from dsl.printable import printable
-from dsl.signals import ENDING, signal_name
+from dsl.view.top_widgets import ChoiceScreen, RowsView, TextScreen
 
 SIGNALS = tuple(
     int(getattr(signal, name))

@@ -13,7 +13,7 @@ A missed hang is better than a false alarm: a rank about which we know too littl
 
 from __future__ import annotations
 
-from dsl.observe.explain import (
+from dsl.view.explain import (
     group,
     is_known_wait,
     python_frames,

@@ -31,15 +31,15 @@ from dsl.machine.kernel_files import read_fact
 from dsl.machine.sockets import peer_of
 from dsl.model.codec import Lines, to_line
 from dsl.model.observation import Frame, Look, RankStacks, RankStatus, ThreadStack
-from dsl.observe import kernel_view
 from dsl.signals import shortage
+from dsl.view import kernel_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.observe.kernel_view import Task
+    from dsl.view.kernel_view import Task
 
 PR_SET_PDEATHSIG = 1
 LIFE_S = 6

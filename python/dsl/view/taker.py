@@ -1,4 +1,4 @@
-"""Asks another process, the taker, what workers execute: see `dsl.observe.stacks`."""
+"""Asks another process, the taker, what workers execute: see `dsl.view.stacks`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsl.signals import shortage
 TAKE_S = 5.0
 """A taker that has not answered by then is killed, unless its caller has less time."""
 
-_START = f"{START}from dsl.observe.stacks import main; main()"
+_START = f"{START}from dsl.view.stacks import main; main()"
 
 
 def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_S) -> Iterator[RankStacks]:

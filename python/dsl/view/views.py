@@ -133,7 +133,7 @@ class Views:
         def tell() -> None:
             command = self._state().plan.command
             say(command, "Ctrl-\\: looking at what the workers do; press it again within 5 s to end the job")
-            from dsl.observe.explain import explain
+            from dsl.view.explain import explain
 
             for line in explain(*self.ask(Look(0, "stacks"))):
                 say(command, line)
@@ -268,13 +268,13 @@ class Views:
         # Between two attempts there are none.
         pids = supervisor.pids() or [0] * len(plan.workers)
         if look.what == "pulse":
-            from dsl.observe.kernel_view import pulses
+            from dsl.view.kernel_view import pulses
 
             pairs = zip(plan.workers, pulses(pids), strict=False)
             marks = tuple([RankPulse(worker.local_rank, mark) for worker, mark in pairs])
             yield NodePulse(look.number, plan.node_rank, plan.host, plan.attempt, marks)
             return
-        from dsl.observe.taker import take_stacks
+        from dsl.view.taker import take_stacks
 
         ranks = [
             RankStatus(worker.rank, worker.local_rank, pid)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsl._record import replace
 from dsl.model.observation import Frame, NodePulse, NodeStacks, RankPulse, RankStacks, ThreadStack
-from dsl.observe.hang_watch import SLACK_S, HangWatch, odd_ranks
+from dsl.view.hang_watch import SLACK_S, HangWatch, odd_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

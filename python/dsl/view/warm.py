@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dsl._core import warm_answer, warm_call
 from dsl._record import Record, replace
 from dsl.cli.command import Command
-from dsl.cli.jobs import table, terminal_width
 from dsl.errors import DslError, OptionError, UsageError
 from dsl.lists import counted, quote
 from dsl.machine.kernel_files import memory_of
@@ -26,9 +25,10 @@ from dsl.machine.sockets import (
     peer_of,
     remove_socket,
 )
-from dsl.observe.table import duration, size
 from dsl.printable import printable
 from dsl.report.speak import show_text
+from dsl.view.table import duration, size
+from dsl.view.tools import table, terminal_width
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

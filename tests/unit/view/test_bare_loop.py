@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.observe.stacks import is_bare_loop
+from dsl.view.stacks import is_bare_loop
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.model.observation import Frame, NodeStacks, RankStacks, ThreadStack
-from dsl.observe.explain import explain, group
+from dsl.view.explain import explain, group
 
 TORCH = "/env/lib/python3.11/site-packages/torch/"
 C10D = TORCH + "distributed/distributed_c10d.py"

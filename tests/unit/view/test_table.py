@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsl._record import replace
 from dsl.model.codec import from_line, to_line
 from dsl.model.observation import NodeStatus, RankStatus
-from dsl.observe.table import (
+from dsl.view.table import (
     COLUMNS,
     Layout,
     Row,

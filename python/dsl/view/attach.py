@@ -11,17 +11,17 @@ from dsl.agent.session import die_of_interrupt
 from dsl.cli.tool import Tool, ToolParser
 from dsl.errors import DslError, JobFormatError, UsageError
 from dsl.lists import parse_number, quote
-from dsl.observe.job_folders import KILLED, JobFolders
-from dsl.observe.jobs import RunningJob, call_jobs, find_job
+from dsl.output.job_folders import KILLED, JobFolders
 from dsl.report.speak import unwritten
 from dsl.signals import ENDING
+from dsl.view.jobs import RunningJob, call_jobs, find_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from dsl.observe.job_folders import BackgroundJob
+    from dsl.output.job_folders import BackgroundJob
 
 JOB_HELP = "pid of the job (default: the newest that runs, or else the newest)"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import JobFolderError
-from dsl.observe.job_folders import KEPT, BackgroundJob, JobFolders, OwnFolder
+from dsl.output.job_folders import KEPT, BackgroundJob, JobFolders, OwnFolder
 
 
 @pytest.fixture

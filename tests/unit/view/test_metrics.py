@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsl._record import replace
-from dsl.agent.metrics import Metrics, Tally, metrics_text
 from dsl.errors import MetricsError
 from dsl.model.observation import JobView, NodeStatus, RankStatus
+from dsl.view.metrics import Metrics, Tally, metrics_text
 
 DOCS = Path(__file__).parents[3] / "docs"
 VIEW = JobView("1.0", "dsl", ("python", "train.py"), 7, "/home", "here", 1_500_000_000, 0, 2, 2, 3)

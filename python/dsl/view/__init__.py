@@ -1,4 +1,7 @@
-"""What watches the workers while a job runs: views into it, the watcher for hangs, metrics."""
+"""What looks at jobs, and the only door to it: the launcher imports nothing else of this wing.
+
+`Watchers` is what a job needs that lasts. Each other name is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,38 @@ from dsl.report.speak import optional
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from dsl import Supervisor
     from dsl.agent.elsewhere import Elsewhere
-    from dsl.agent.lookout import HangWatcher
-    from dsl.agent.metrics import Metrics
-    from dsl.agent.views import Views
     from dsl.model.job import NodePlan
     from dsl.model.outcome import History
+    from dsl.view.explain import explain as explain_stacks
+    from dsl.view.lookout import FailureLook, HangWatcher
+    from dsl.view.metrics import Metrics
+    from dsl.view.views import Views
+
+__all__ = ["FailureLook", "Metrics", "Watchers", "explain_stacks"]
+
+_PLACES = {
+    "FailureLook": ("dsl.view.lookout", "FailureLook"),
+    "Metrics": ("dsl.view.metrics", "Metrics"),
+    "explain_stacks": ("dsl.view.explain", "explain"),
+}
+"""Where the names are that are imported on first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = _PLACES[name]
+    return getattr(__import__(module, fromlist=[there]), there)
 
 
 class Watchers:
     """The watchers of one agent, made when its job lasts or somebody asks about it.
 
-    ``state`` returns the fields of `dsl.agent.views.State`. ``command_pid`` and ``elsewhere``: those of
+    ``state`` returns the fields of `dsl.view.views.State`. ``command_pid`` and ``elsewhere``: those of
     the agent.
     """
 
@@ -44,7 +65,7 @@ class Watchers:
     @kept
     def views(self) -> Views:
         """The views into the job."""
-        from dsl.agent.views import State, Views
+        from dsl.view.views import State, Views
 
         def state() -> State:
             return State(*self._state())
@@ -66,7 +87,7 @@ class Watchers:
         return () if self._hangs is None else (self._hangs,)
 
     def _watch(self, plan: NodePlan) -> HangWatcher:
-        from dsl.agent.lookout import HangWatcher
+        from dsl.view.lookout import HangWatcher
 
         return HangWatcher(plan, self.views.ask, ends_ranks=self._elsewhere is None)
 

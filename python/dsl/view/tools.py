@@ -15,11 +15,11 @@ from dsl.lists import quote
 from dsl.machine.this_process import can_move_cursor
 from dsl.model.codec import to_plain
 from dsl.model.observation import NodeStacks
-from dsl.observe.explain import explain
-from dsl.observe.jobs import call_jobs, find_job, the_job
-from dsl.observe.table import Layout, cells, cut, duration, headline, in_order, make_rows, totals
 from dsl.printable import printable
 from dsl.report.speak import show_text
+from dsl.view.explain import explain
+from dsl.view.jobs import call_jobs, find_job, the_job
+from dsl.view.table import Layout, cells, cut, duration, headline, in_order, make_rows, totals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.model.observation import JobView, Sight
-    from dsl.observe.jobs import RunningJob, SilentJob
+    from dsl.view.jobs import RunningJob, SilentJob
 
 SCHEMA = 1
 """Raised when a key of some JSON is removed or changes its meaning; new keys may come at any time."""
@@ -183,7 +183,7 @@ def _top(options: argparse.Namespace) -> int:
     is_live = not options.once and sys.stdin.isatty() and sys.stdout.isatty() and can_move_cursor()
     if is_live:
         try:
-            from dsl.cli.top_screen import TopApp
+            from dsl.view.top_screen import TopApp
         except ImportError as error:
             name = (error.name or "").partition(".")[0]
             if name not in ("textual", "rich"):

@@ -8,7 +8,7 @@ import tempfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli import attach
+from dsl.view import attach
 
 
 @given(

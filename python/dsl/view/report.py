@@ -8,9 +8,9 @@ from dsl.cli.tool import Tool, ToolParser
 from dsl.errors import TimelineError, UsageError
 from dsl.facts import this_machine
 from dsl.model.request import DEFAULT_HOSTFILE
-from dsl.report.machine import machine_lines
 from dsl.report.speak import show_text
-from dsl.report.survey import survey
+from dsl.view.machine import machine_lines
+from dsl.view.survey import survey
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def _draw(name: str, events: str) -> int:
     """Write NAME.json and NAME.png, the timeline of the last job in a record. Raises TimelineError."""
     from json import dumps
 
-    from dsl.report.timeline import picture_of, read_job, spans_of, trace_of
+    from dsl.view.timeline import picture_of, read_job, spans_of, trace_of
 
     try:
         with open(events, "rb") as file:

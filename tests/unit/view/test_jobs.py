@@ -11,7 +11,7 @@ import pytest
 
 from dsl.model.codec import to_line
 from dsl.model.observation import JobView
-from dsl.observe.jobs import running_jobs
+from dsl.view.jobs import running_jobs
 
 
 def test_all_jobs_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ ABSENT = "not found"
 
 
 def machine_lines(found: Mapping[str, Any]) -> list[str]:
-    """Lines ``name ..... value`` for what `dsl.report.survey` has found, then the problems."""
+    """Lines ``name ..... value`` for what `dsl.view.survey` has found, then the problems."""
     lines = [RULE, "dsl general environment info:"]
     lines += [f"{name} {'.' * (WIDTH - len(name))} {value}" for name, value in _pairs(found)]
     problems = [f"[WARNING] {line}" for line in found["problems"]]

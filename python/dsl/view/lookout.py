@@ -40,7 +40,7 @@ class Lookout:
         self._is_over = Event()
 
     def begin(self, work: Callable[[], object], without: str) -> None:
-        """Do it on a thread. ``without``: what the user hears if that fails.
+        """Do it on a thread. ``without``: what is missing if that fails, for a line to the user.
 
         Raises RuntimeError: there are too many threads.
         """
@@ -99,14 +99,14 @@ class WatchChannel(Lookout):
 
 
 class HangWatcher(WatchChannel):
-    """``--hang-timeout``: a `Hang` for each hang that `dsl.observe.hang_watch` finds.
+    """``--hang-timeout``: a `Hang` for each hang that `dsl.view.hang_watch` finds.
 
     ``ends_ranks``: there is no conductor to end ranks, so an `EndHung` may follow.
     """
 
     def __init__(self, plan: NodePlan, ask: Ask, *, ends_ranks: bool) -> None:
         """Begin to watch. Raises as `WatchChannel`."""
-        from dsl.observe.hang_watch import HangWatch
+        from dsl.view.hang_watch import HangWatch
 
         assert plan.hang_timeout_s is not None
         self._action, self._ends_ranks, self._ask = plan.hang_action, ends_ranks, ask
@@ -120,8 +120,8 @@ class HangWatcher(WatchChannel):
 
     def _look(self) -> None:
         from dsl.model.outcome import EndHung, Hang
-        from dsl.observe.explain import explain
-        from dsl.observe.hang_watch import odd_ranks
+        from dsl.view.explain import explain
+        from dsl.view.hang_watch import odd_ranks
 
         watch = self._watch
         pulses, missing = self._ask(Look(0, "pulse"))
@@ -144,7 +144,7 @@ class FailureLook(WatchChannel):
     """
 
     def __init__(self, plan: NodePlan, pids: Sequence[int]) -> None:
-        """``pids``: of the workers of the plan; 0 for one that does not run. Raises as `WatchChannel`."""
+        """``pids``: those of the plan's workers; 0: it does not run. Raises as `WatchChannel`."""
         self.stacks: tuple[RankStacks, ...] = ()
         """What the workers execute that run, as soon as it is known."""
         self.is_going_on = True
@@ -154,7 +154,7 @@ class FailureLook(WatchChannel):
         super().__init__(plan.command, self._take, "what the other workers did is unknown")
 
     def _take(self) -> None:
-        from dsl.observe.taker import take_stacks
+        from dsl.view.taker import take_stacks
 
         found = list(take_stacks(Look(0, "stacks"), self._ranks, LOOK_S))
         self.stacks = tuple([_brief(one) for one in found if one.pid])

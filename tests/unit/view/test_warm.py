@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsl._record import replace
-from dsl.cli import warm
+from dsl.view import warm
 
 ANSWER = b"7 3 0 20500 600000 0\n/usr/bin/python3\0train.py\0torch,numpy"
 

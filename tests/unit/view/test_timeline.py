@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import TimelineError
-from dsl.report.timeline import JOB, NODE, make_figure, picture_of, read_job, spans_of, trace_of
+from dsl.view.timeline import JOB, NODE, make_figure, picture_of, read_job, spans_of, trace_of
 
 MS = 1_000_000
 

@@ -1,1 +1,0 @@
-"""Views into running jobs: which ones there are, what their workers do, and what that means."""
