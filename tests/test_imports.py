@@ -37,7 +37,7 @@ MAY_IMPORT_EXTENSION = {
     "dsl.machine.sockets",
     "dsl.view.warm",
     *("dsl", "dsl.machine.ports", "dsl.machine.this_process", "dsl.control.hub", "dsl.view.views"),
-    "dsl.view.survey",
+    "dsl.view.report",
     "dsl.doctor.look",
     *(
         "dsl.forkserver.become",
@@ -57,7 +57,6 @@ PURE_MODULES = (
     "dsl.output.routes",
     *(f"dsl.doctor.{name}" for name in ("host_checks", "job_checks")),
     "dsl.control.clock",
-    "dsl.view.machine",
     "dsl.view.explain",
     "dsl.view.hang_watch",
     "dsl.elasticity.solver",

@@ -13,9 +13,8 @@ from tests.support.machine import OWN_ADDRESSES, make_facts, numa_table
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PortError
 from dsl.machine.programs import QUESTIONS
-from dsl.view import survey as module
-from dsl.view.machine import human, machine_lines
-from dsl.view.survey import driver_version, survey
+from dsl.view import report as module
+from dsl.view.report import driver_version, human, machine_lines, survey
 
 NVRM = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version:\n"
