@@ -33,41 +33,19 @@ BUSY = 0.5
 # Folders of code that users have not written, and functions of it that only pass on.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
 _PASSING = {
-    *(
-        "wrapper",
-        "inner",
-        "_wrapped_call_impl",
-        "_call_impl",
-        "decorate_context",
-        "_fn",
-        "__call__",
-        "__enter__",
-    ),
-    *("__init__", "<module>", "<lambda>", "<listcomp>"),
+    *("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"),
+    *("__call__", "__enter__", "__init__", "<module>", "<lambda>", "<listcomp>"),
 }
 MEETING = "init_process_group"
 """The operation in which a process group meets at its store."""
 _COLLECTIVES = {
-    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_into_tensor"),
-    *(
-        "all_gather_object",
-        "all_gather_coalesced",
-        "gather",
-        "gather_object",
-        "scatter",
-        "scatter_object_list",
-    ),
-    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "broadcast_object_list"),
-    *(
-        "barrier",
-        "monitored_barrier",
-        "send",
-        "recv",
-        "batch_isend_irecv",
-        "destroy_process_group",
-        "new_group",
-    ),
-    *("send_object_list", "recv_object_list", MEETING),
+    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather"),
+    *("all_gather_into_tensor", "all_gather_object", "all_gather_coalesced", "gather"),
+    *("gather_object", "scatter", "scatter_object_list", "reduce_scatter", "reduce_scatter_tensor"),
+    *("all_to_all", "all_to_all_single", "broadcast_object_list", "barrier", "monitored_barrier"),
+    *("send", "recv", "batch_isend_irecv", "destroy_process_group", "new_group"),
+    *("send_object_list", "recv_object_list"),
+    MEETING,
 }
 _C_FILES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".rs")
 _LOCKS = {"futex"}

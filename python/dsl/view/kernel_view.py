@@ -47,14 +47,9 @@ OF_DESCRIPTOR = {
     *("sendmsg", "recvmsg", "ioctl", "fcntl", "flock", "fsync", "fdatasync", "fallocate"),
 }
 OF_PATH = {
-    "open": 0,
-    "stat": 0,
-    "lstat": 0,
-    "mkdir": 0,
-    "unlink": 0,
-    "rename": 0,
-    "truncate": 0,
-} | dict.fromkeys(("openat", "mkdirat", "unlinkat", "newfstatat", "renameat", "renameat2", "statx"), 1)
+    **dict.fromkeys(("open", "stat", "lstat", "mkdir", "unlink", "rename", "truncate"), 0),
+    **dict.fromkeys(("openat", "mkdirat", "unlinkat", "newfstatat", "renameat", "renameat2", "statx"), 1),
+}
 SLEEPS = ("nanosleep", "clock_nanosleep")
 STANDARD = ("stdin", "stdout", "stderr")
 
