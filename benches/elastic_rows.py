@@ -18,7 +18,7 @@ from kit import processes
 from kit.elastic import EXAMPLE, steps
 from kit.waiting import until
 
-from dsl.machine.ports import pick_free_port
+from dsl.machine.this_process import pick_free_port
 
 # The second attempt is known by what the first one leaves: nodes of torchrun count restarts differently.
 FAILS_ONCE = """

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from dsl.devices.offered import DeviceFacts
     from dsl.machine.cpus import Cpus
     from dsl.machine.network import Network
-    from dsl.machine.ports import Ports
-    from dsl.machine.this_process import Console, Files, Names
+    from dsl.machine.this_process import Console, Files, Names, Ports
 
 
 class Facts:
@@ -68,7 +67,7 @@ _ROOMS = {
     "files": ("dsl.machine.this_process", "Files"),
     "cpus": ("dsl.machine.cpus", "Cpus"),
     "devices": ("dsl.devices.offered", "DeviceFacts"),
-    "ports": ("dsl.machine.ports", "Ports"),
+    "ports": ("dsl.machine.this_process", "Ports"),
     "network": ("dsl.machine.network", "Network"),
 }
 """Module and name of what makes each room; the environment is there already."""

@@ -15,7 +15,7 @@ import pytest
 from kit.debugger import Debugger
 from kit.waiting import until
 
-from dsl.machine.ports import port_is_free
+from dsl.machine.this_process import port_is_free
 
 pytestmark = pytest.mark.timeout(90)
 

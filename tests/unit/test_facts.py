@@ -41,7 +41,7 @@ def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
         "files": process,
         "cpus": {"dsl.machine.cpus", "dsl.machine.kernel_files"},
         "devices": {"dsl.devices.accelerators", "dsl.devices.offered", "dsl.machine.kernel_files"},
-        "ports": {"dsl.machine.ports"},
+        "ports": process,
         "network": {"dsl.machine.network"},
     }
     assert rooms == expected[room]

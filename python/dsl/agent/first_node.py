@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dsl import Supervisor
     from dsl.agent.joining import Joining
     from dsl.control.hub import Link
-    from dsl.machine.ports import Ports
+    from dsl.machine.this_process import Ports
     from dsl.model.job import Job
 
 REMIND_S = 2.0

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from dsl.machine.network import addresses_toward, is_loopback, own_addresses, resolve
-from dsl.machine.ports import pick_free_port, port_is_free
+from dsl.machine.this_process import pick_free_port, port_is_free
 from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import NodesMet
 from dsl.rendezvous.delegate_messages import Answer, Meet

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from dsl.machine.ports import Ports
+    from dsl.machine.this_process import Ports
 
     class Rendezvous(Protocol):
         """How the nodes of a job meet."""

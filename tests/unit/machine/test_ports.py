@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from dsl.errors import PortError
-from dsl.machine.ports import name_port_holder, pick_free_port, port_is_free
+from dsl.machine.this_process import name_port_holder, pick_free_port, port_is_free
 
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::"])
@@ -47,7 +47,7 @@ def test_a_port_that_needs_rights_is_refused_with_a_reason(monkeypatch: pytest.M
     def refuse(_port: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("dsl.machine.ports.probe_port", refuse)
+    monkeypatch.setattr("dsl.machine.this_process.probe_port", refuse)
     with pytest.raises(
         PortError, match="cannot listen on master port 80: permission denied, choose one above 1023"
     ):
