@@ -50,7 +50,6 @@ MAY_IMPORT_EXTENSION = {
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers", "dsl.conductor")
 PURE_MODULES = (
-    "dsl.agent.policy",
     "dsl.agent.elastic",
     "dsl.agent.joining",
     "dsl.output.grammar",

@@ -15,7 +15,7 @@ from tests.support.machine import make_facts
 from tests.support.requests import plan_of
 
 from dsl.agent.joining import joining_of
-from dsl.agent.part import Orders
+from dsl.agent.member import Member
 from dsl.agent.planner import Planner
 from dsl.cli.torchrun import parse_args, to_request
 from dsl.conductor.conductor import Conductor
@@ -74,7 +74,7 @@ def test_nodes_that_differ_are_counted_as_by_torchrun(case: Any) -> None:
     ours = []
     for meeting, one in zip(met, planned, strict=True):
         planner = Planner(one, facts)
-        planner.meet_by(Orders(None, meeting))  # type: ignore[arg-type]
+        planner.meet_by(Member(None, meeting))  # type: ignore[arg-type]
         plan = planner.plan(0)
         for worker in plan.workers:
             env = {**plan.env, **worker.env}

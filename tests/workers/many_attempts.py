@@ -14,21 +14,16 @@ _own_process.claim()  # as the commands do
 
 from dsl._record import replace  # noqa: E402
 from dsl.agent.planner import Planner  # noqa: E402
-from dsl.agent.policy import decide  # noqa: E402
-from dsl.agent.session import Crew, Session, listen  # noqa: E402
+from dsl.agent.roles import Listener  # noqa: E402
+from dsl.agent.session import OneNode, Session  # noqa: E402
 from dsl.cli import deepspeed, torchrun  # noqa: E402
 from dsl.facts import this_machine  # noqa: E402
+from dsl.model import progress  # noqa: E402
 from dsl.model.job import NodePlan  # noqa: E402
-from dsl.model.outcome import AttemptEnded, Decision, History, Membership  # noqa: E402
+from dsl.model.outcome import AttemptOutcome  # noqa: E402
 from dsl.plan.job import plan_job  # noqa: E402
 
 EVERY = 100
-
-
-def hurry(history: History, event: object, membership: Membership) -> Decision:
-    """The policy of the commands, but for its pauses."""
-    decision = decide(history, event, membership)
-    return replace(decision, kind="restart", within_s=0.0) if decision.kind == "pause" else decision
 
 
 class Meter:
@@ -40,8 +35,8 @@ class Meter:
 
     def hear(self, event: object) -> None:
         """Write a line now and then."""
-        self._count += isinstance(event, AttemptEnded)
-        if isinstance(event, AttemptEnded) and self._count % EVERY == 0:
+        self._count += isinstance(event, AttemptOutcome)
+        if isinstance(event, AttemptOutcome) and self._count % EVERY == 0:
             with open("/proc/self/statm", "rb") as file:
                 pages = int(file.read().split()[1])
             os.write(self._file, f"{self._count} {pages * os.sysconf('SC_PAGESIZE')}\n".encode())
@@ -52,12 +47,14 @@ def main() -> int:
     path, command, *words = sys.argv[1:]
     read = {"dsl": deepspeed.read, "dslrun": torchrun.read}[command]
     facts = this_machine()
+    progress.SAME_HOSTS = replace(progress.SAME_HOSTS, at_once=1 << 30)  # no pauses
     planner = Planner(plan_job(read(words, os.environ)[0], facts), facts)
 
-    def crew(plan: NodePlan) -> Crew:
-        return Crew([*listen(planner, plan), Meter(path)], policy=hurry)
+    class Metered(OneNode):
+        def listeners(self, plan: NodePlan) -> list[Listener]:
+            return [*super().listeners(plan), Meter(path)]
 
-    return Session(planner, crew).run_guarded()
+    return Session(planner, Metered(planner)).run_guarded()
 
 
 sys.exit(main())

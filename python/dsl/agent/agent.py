@@ -1,4 +1,4 @@
-"""Runs a job from its first plan to its outcome: starts attempts and does what policy decides."""
+"""Runs a job from its first plan to its outcome: starts attempts and does what is decided about them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ from dsl import (
 )
 from dsl._record import replace
 from dsl.agent.planner import launch_spec, with_few_pipes
-from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.model.job import Notice
 from dsl.model.outcome import (
-    KEPT,
+    GO_ON,
     SIGKILL,
-    AttemptEnded,
+    Asked,
     AttemptOutcome,
     AttemptStarted,
-    Awaiting,
     Decision,
     EndHung,
-    History,
+    Hang,
     Outcome,
     OutputCut,
-    PatienceOver,
     RestartFailed,
     TimerExpired,
 )
@@ -43,22 +40,15 @@ from dsl.signals import shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from dsl import Exit, LaunchSpec, Supervisor
     from dsl.agent.elsewhere import Elsewhere
-    from dsl.agent.roles import Channel, Listener, Policy, Source
+    from dsl.agent.roles import Channel, Decider, Listener, Source
     from dsl.agent.warm import WarmCalls
     from dsl.model.job import ForkServer, NodePlan
-    from dsl.model.observation import Look, RankStacks, SignalRank
+    from dsl.model.observation import RankStacks
     from dsl.view import FailureLook, Metrics, Watchers
-
-
-class Asked:
-    """An event of a channel: the head of the job asks about our workers. ``reply`` sends an answer."""
-
-    def __init__(self, look: Look | SignalRank, reply: Callable[[object], None]) -> None:
-        self.look, self.reply = look, reply
 
 
 LATE_MODULES = (
@@ -76,15 +66,28 @@ LATE_MODULES = (
     "dsl.evidence.reports",
     "dsl.report.verdict",
     "dsl.report.summary",
-    "dsl.model.nodes",
     "dsl.model.progress",
 )
 """Modules that only a failed attempt needs. The package may be gone from disk by then."""
 
-LONGEST_POLL_MS = (1 << 31) - 1
+DECIDING = (
+    "dsl.plan.elastic",
+    "dsl.model.codec",
+    "dsl.model.health",
+    "dsl.control",
+    "dsl.control.messages",
+    "dsl.conductor.orders",
+    "dsl.conductor.terms",
+    "dsl.conductor.members",
+    "dsl.conductor.attempts",
+    "dsl.conductor.conductor",
+    "dsl.agent.member",
+    "dsl.agent.carrier",
+    "dsl.agent.alone",
+)
+"""Modules that decide for a node alone that may start again."""
 
-WAITS = ("pause", "meet", "finish", "doubt", "leave")
-"""Decisions after which the agent waits for a time or for other nodes."""
+LONGEST_POLL_MS = (1 << 31) - 1
 
 SETTLE_S = 0.005
 """What only a job needs that lasts is made when its workers have run for this time: a Python that is executed
@@ -96,8 +99,9 @@ class Agent:
 
     The constructor prepares everything that needs no supervisor: a command makes its agent before it forks,
     when nothing has to be copied yet. It raises MetricsError. The agent waits for ``channels`` together with
-    the engine. ``policy`` says what follows from an event. ``stdin_is_terminal``: the worker that reads our
-    stdin gets a terminal. ``routine``: listeners also hear of starts and clean exits, at once.
+    the engine. ``decider`` says what follows from an event; None: this node is alone, and its conductor is
+    made when there is something to decide. ``stdin_is_terminal``: the worker that reads our stdin gets a
+    terminal. ``routine``: listeners also hear of starts and clean exits, at once.
     ``command_pid``: the pid by which the user knows the job; views into it call at a socket with this name.
     0: they call elsewhere. ``elsewhere``: what they see of other hosts. ``records``: a listener records the
     job: as ``routine``, and listeners hear of the first output of each worker.
@@ -110,7 +114,7 @@ class Agent:
         listeners: Sequence[Listener],
         channels: Sequence[Channel] = (),
         *,
-        policy: Policy = decide,
+        decider: Decider | None = None,
         stdin_is_terminal: bool = False,
         routine: bool = False,
         command_pid: int = 0,
@@ -130,7 +134,7 @@ class Agent:
         self._has_lost_output = False
         self._is_settled = False
         """Whether what only a job needs that lasts is made."""
-        self._decide = policy
+        self._decider = decider
         self._routine = routine or records
         self._metrics: Metrics | None = None
         if plan.metrics is not None and command_pid:
@@ -142,16 +146,19 @@ class Agent:
         self._listeners = listeners
         self._channels = channels
         self._stdin_is_terminal = stdin_is_terminal
-        self._history = History(source.max_restarts)
+        self._last: AttemptOutcome | None = None
+        """The last attempt that has ended."""
+        self._count = 0
+        """How many attempts have ended."""
+        self._restarts = 0
+        """How many restarts were counted."""
+        self._news: list[object] = []
+        """Since the last start, in order: signals, the loss of the guard, events of channels but timers."""
         self._queue: list[tuple[object, bool]] = []
-        self._pause_s: float | None = None
-        """`time.monotonic` when a pause is over; None without a pause."""
         self._fork_servers: list[tuple[ForkServer, int]] = []
         """Started fork servers, each with its number in the engine."""
         self.warm_calls: WarmCalls | None = None
         """Warm servers that were called before the command became guard and agent; None: the agent calls."""
-        self.change: Callable[[NodePlan], NodePlan] = lambda plan: plan
-        """What the tools of this process make of the plan of another attempt."""
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
@@ -191,21 +198,16 @@ class Agent:
         self._start(supervisor)
         while True:
             decision = self._attend(supervisor)
-            if decision.kind in WAITS:
+            if decision.kind == "go_on":
                 self._settle(supervisor)
                 decision = self._linger(decision, supervisor)
-            history = self._history
-            if decision.kind != "restart":
+            if decision.kind == "end":
                 return self._end(decision)
             try:
-                plan = self._source.plan(history.count)
-                if plan is None:
-                    return self._end(replace(decision, kind="end"))
-                self._prepare(self.change(self._source.prepare(plan)))
-                restarts = history.restarts + decision.counted
-                restarts = restarts if decision.restarts is None else decision.restarts
-                self._history = replace(history, restarts=restarts, regroups=False, news=(), awaits="")
-                self._tell(AttemptEnded(self._history, decision))
+                self._prepare(self._source.prepare(self._source.plan(decision.attempt)))
+                self._restarts = decision.restarts
+                self._news = []
+                self._tell_of(decision)
                 self._start(supervisor)
             except (DslError, EngineError) as error:
                 return self._give_up(error, supervisor)
@@ -219,6 +221,9 @@ class Agent:
             return
         self._is_settled = True
         _own_process.keep(LATE_MODULES)
+        job = self._source.job
+        if self._decider is None and job is not None and (job.max_restarts or job.hang_timeout_s is not None):
+            _own_process.keep(DECIDING)
         if self._command_pid:
             channels = optional(
                 self._plan.command,
@@ -238,8 +243,8 @@ class Agent:
         if self._watchers is None:
             from dsl.view import Watchers
 
-            def state() -> tuple[NodePlan, History, int, float]:
-                return self._plan, self._history, self._started_ns, self._begin_s
+            def state() -> tuple[NodePlan, int, int, float]:
+                return self._plan, self._restarts, self._started_ns, self._begin_s
 
             self._watchers = Watchers(supervisor, state, self._command_pid, self._elsewhere)
         return self._watchers
@@ -248,23 +253,43 @@ class Agent:
         error = DslError(decision.why) if decision.why else None
         if error is not None:
             self._tell(RestartFailed(error))
-        self._tell(AttemptEnded(self._history, decision))
-        return self._outcome(decision.code, error)
+        return self._outcome(decision, error)
 
-    def _outcome(self, code: int, error: DslError | EngineError | None) -> Outcome:
-        history = self._history
-        is_lost = self._has_lost_output and not code
-        return Outcome(code or int(is_lost), history.attempts, error, history.count, history.tried, is_lost)
+    def _outcome(self, decision: Decision, error: DslError | EngineError | None) -> Outcome:
+        assert self._last is not None
+        is_lost = self._has_lost_output and not decision.code
+        code = decision.code or int(is_lost)
+        return Outcome(code, self._last, error, self._count, is_lost)
 
     def _give_up(self, error: DslError | EngineError, supervisor: Supervisor) -> Outcome:
         """End the job as its last attempt ended: no other attempt can begin."""
-        self._history = history = replace(self._history, max_restarts=0, regroups=False, gives_up=True)
-        decision = self._decide(history, history.attempts[-1].ended, self._source.membership())
-        self._tell(RestartFailed(error))
-        if decision.kind in WAITS:
+        event = RestartFailed(error)
+        decision = self._decide(event, self._last)
+        self._tell(event)
+        if decision.kind == "go_on":
             decision = self._linger(decision, supervisor)
-        self._tell(AttemptEnded(history, decision))
-        return self._outcome(decision.code, error)
+        return self._outcome(decision, error)
+
+    def _decide(self, event: object, last: AttemptOutcome | None = None) -> Decision:
+        """What follows from an event. ``last``: the last attempt, if no worker runs."""
+        if self._decider is None:
+            job = self._source.job
+            # A node alone decides nothing if its workers have ended well, or may not start again.
+            has_choice = job is not None and (job.max_restarts > 0 or isinstance(event, Hang))
+            if not has_choice or not (
+                isinstance(event, Hang) or (last is not None and last.cause is not None)
+            ):
+                return GO_ON if last is None else Decision("end", code=last.final_code)
+            from dsl.agent.alone import Alone
+
+            assert job is not None
+            self._decider = decider = Alone(job, self._plan, self._begin_s)
+            self._channels, self._listeners = (*self._channels, decider), (*self._listeners, decider)
+            for one in self._news:
+                decider.hear(one)
+            if last is not None:
+                decider.hear(last)
+        return self._decider.decide(event, last)
 
     def _start(self, supervisor: Supervisor) -> None:
         plan = self._plan
@@ -336,17 +361,16 @@ class Agent:
                 duration_s = time.monotonic() - begin_s
                 outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
                 outcome = replace(outcome, timers=tuple(timers), lost_servers=tuple(servers))
-                self._note(replace(outcome, news=self._history.news, stacks=self._end_look()))
+                last = self._note(replace(outcome, news=tuple(self._news), stacks=self._end_look()))
             elif isinstance(event, EndHung):
                 self._end_hung(event, supervisor)
             elif event is self._look and self._stop is not None:
                 self._carry_out(self._stop, supervisor)
             self._tell(event)
             if isinstance(event, Ended):
-                self._tell(self._history.attempts[-1])
-            decision = self._decide(self._history, event, self._source.membership())
-            if isinstance(event, Ended):
-                return decision
+                self._tell(last)
+                return self._decide(last, last)
+            decision = self._decide(event)
             if _stops_others(event, decision) and plan.stacks_on_failure and self._begin_look(supervisor):
                 self._stop = Decision("stop") if decision.kind == "go_on" else decision
                 continue
@@ -374,32 +398,25 @@ class Agent:
         return look.stacks
 
     def _linger(self, decision: Decision, supervisor: Supervisor) -> Decision:
-        """Wait for a time, or for other nodes, while no worker runs. Returns what follows."""
-        while decision.kind in WAITS:
-            if decision.kind == "pause":
-                self._pause_s = time.monotonic() + decision.within_s
-            self._history = replace(self._history, awaits=decision.kind)
-            self._tell(Awaiting(self._history, decision))
-            following = replace(decision, kind="go_on")
-            while following.kind == "go_on":
-                event = self._next(supervisor)
-                self._tell(event)
-                following = self._decide(self._history, event, self._source.membership())
-            # The decision on how the job ends was made before its node leaves.
-            decision = replace(decision, kind="end") if decision.kind == "leave" else following
-            self._pause_s = None
+        """Wait, while no worker runs, until the job goes on or ends."""
+        while decision.kind == "go_on":
+            self._tell_of(decision)
+            event = self._next(supervisor)
+            self._tell(event)
+            decision = self._decide(event, self._last)
         return decision
+
+    def _tell_of(self, decision: Decision) -> None:
+        if decision.told is not None:
+            self._tell(decision.told)
 
     def _next(self, supervisor: Supervisor) -> object:
         """The next event. Later events stay queued for the next call."""
         while not self._queue:
-            if self._pause_s is not None and time.monotonic() >= self._pause_s:
-                self._pause_s = None
-                return PatienceOver()
             self._take_in(supervisor, *self._wait(supervisor))
         event, is_news = self._queue.pop(0)
         if is_news:
-            self._history = replace(self._history, news=(*self._history.news, event))
+            self._news.append(event)
         return event
 
     def _take_in(self, supervisor: Supervisor, told: Sequence[object], happened: Sequence[object]) -> None:
@@ -439,11 +456,9 @@ class Agent:
 
     def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
         """Apply a decision to a running group. What follows is decided when the group has ended."""
-        if decision.kind == "restart":
-            self._history = replace(self._history, regroups=True)
         if decision.kind == "signal":
             supervisor.signal(decision.signum)
-        elif decision.kind in ("restart", "stop"):
+        elif decision.kind == "stop":
             supervisor.stop(signum=decision.signum, grace_s=decision.grace_s)
 
     def _wait(
@@ -454,20 +469,14 @@ class Agent:
         if self._look is not None and self._look.is_going_on:
             channels = (*channels, self._look)
         now_s = time.monotonic()
-        due = [self._pause_s, *[one.deadline_s for one in channels]]
+        due = [one.deadline_s for one in channels]
         left = [within_s, *[None if one is None else max(one - now_s, 0.0) for one in due]]
         left_s = min([one for one in left if one is not None], default=None)
         if not channels:
             return (), supervisor.wait(left_s, routine=self._routine)
-        import select
-
-        poller = select.poll()
-        for fd in (supervisor.fileno(), *[one.fileno() for one in channels]):
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
-        # Rounded up: before the time is due there is nothing to read.
-        left_ms = None if left_s is None else min(left_s * 1000 + (left_s > 0), LONGEST_POLL_MS)
-        ready = {fd for fd, _ in poller.poll(left_ms)}
+        fds = [fd for one in channels if (fd := one.fileno()) >= 0]
+        ready = wait_for(supervisor.fileno(), *fds, left_s=left_s) if fds else set()
+        happened = () if fds else supervisor.wait(left_s, routine=self._routine)
         now_s = time.monotonic()
         events = [
             event
@@ -475,10 +484,10 @@ class Agent:
             if one.fileno() in ready or (one.deadline_s is not None and one.deadline_s <= now_s)
             for event in one.read()
         ]
-        return events, supervisor.wait(0, routine=self._routine)
+        return events, happened or supervisor.wait(0, routine=self._routine)
 
-    def _note(self, attempt: AttemptOutcome) -> None:
-        """Add an ended attempt to the history, with what is known about its failures."""
+    def _note(self, attempt: AttemptOutcome) -> AttemptOutcome:
+        """Note that an attempt has ended. Returns it with what is known about its failures."""
         ended = attempt.ended
         # Only the caller knows what it has added to an open group.
         cause = None if attempt.plan.group.stays_open else ended.first_failure
@@ -493,14 +502,9 @@ class Agent:
                 complain(attempt.plan.command, error, "the evidence of the failure is missing")
         if any(one.signal is not None for one in attempt.exits):
             optional(attempt.plan.command, "shared memory may be left", lambda: self._clear_up(attempt))
-        history = self._history
-        tried = history.tried
-        if tried or attempt.cause is not None or attempt.news:
-            from dsl.model.progress import with_attempt
-
-            tried = with_attempt(tried, attempt)
-        kept = (*history.attempts, attempt)[-KEPT:]
-        self._history = replace(history, attempts=kept, count=history.count + 1, tried=tried)
+        self._count += 1
+        self._last = attempt
+        return attempt
 
     def _clear_up(self, attempt: AttemptOutcome) -> None:
         from dsl.evidence.segments import clear_segments
@@ -514,6 +518,19 @@ class Agent:
                 listener.hear(event)
             except Exception as error:  # noqa: BLE001  what listeners do never changes what the agent does
                 complain(self._plan.command, error, "a line about the job, or a record of it, is missing")
+
+
+def wait_for(*fds: int, left_s: float | None) -> set[int]:
+    """Wait until one of these descriptors is readable. Returns those that are; negative ones never are."""
+    import select
+
+    poller = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poller.register(fd, select.POLLIN)
+    # Rounded up: before the time is due there is nothing to read.
+    left_ms = None if left_s is None else min(left_s * 1000 + (left_s > 0), LONGEST_POLL_MS)
+    return {fd for fd, _ in poller.poll(left_ms)}
 
 
 def _is_news(event: object) -> bool:

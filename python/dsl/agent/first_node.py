@@ -7,30 +7,27 @@ would block the port for a minute.
 
 from __future__ import annotations
 
-import select
 import time
 
 from dsl import SignalReceived, Stopping
 from dsl._record import replace
-from dsl.agent.agent import LONGEST_POLL_MS
+from dsl.agent.agent import wait_for
+from dsl.agent.carrier import Near
 from dsl.agent.elsewhere import Elsewhere
 from dsl.agent.joining import WAITING, objection
-from dsl.agent.policy import END_ACTIONS, signal_code
+from dsl.agent.member import END_ACTIONS, signal_code
 from dsl.conductor.conductor import Conductor
-from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.terms import fixed_places
 from dsl.control.clock import OURS
 from dsl.control.hub import Hub, allow_connections
-from dsl.control.messages import Bye, Hello, Lost, Moved, Preempted, Refused, Said, Stop
+from dsl.control.messages import Bye, Hello, Lost, Moved, Refused
 from dsl.errors import PortError, RendezvousError
 from dsl.lists import format_ranges
 from dsl.machine.network import is_loopback, is_own_address, own_addresses, resolve
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Report
-from dsl.model.outcome import Hang
 from dsl.rendezvous.static import choose_port
-from dsl.report.verdict import hang_lines, verdict
-from dsl.signals import end_on_request, signal_name
+from dsl.signals import end_on_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +49,8 @@ FAREWELL_S = 5.0
 FAILURE, USAGE = 1, 2
 
 
-class FirstNode:
-    """Node 0: the port where the others join, the conductor, and the conversation of its own part with it."""
+class FirstNode(Near):
+    """Node 0: the port where the others join, and the carrier of the conductor's orders."""
 
     def __init__(self, job: Job, joining: Joining, ports: Ports, tell: Callable[[Notice], None]) -> None:
         """Begin to listen; nobody is answered before `start`. ``tell`` shows a notice to the user here.
@@ -62,27 +59,23 @@ class FirstNode:
             PortError: the agreed port is taken, or we cannot listen at it.
         """
         self._joining, self._ports, self._tell = joining, ports, tell
-        self._hello, self._preempt_signal = joining.hello, job.signals.preempt
-        self._hub = Hub(joining.silence_s, show=True)
+        hello = self._hello = joining.hello
+        self._preempt_signal = job.signals.preempt
+        self.hub = hub = Hub(joining.silence_s, show=True)
         self._inner = 0
-        allow_connections(self._hello.nodes)
+        allow_connections(hello.nodes)
         self._listen()
-        self._hub.expect(None, joining.key, count=self._hello.nodes)
+        hub.expect(None, joining.key, count=hello.nodes)
         terms = fixed_places(
-            job, self._hello.nodes, self._hello.version, joining.address, joining.port, joining.timeout_s
+            job, hello.nodes, hello.version, joining.address, joining.port, joining.timeout_s
         )
-        self._conductor = Conductor(terms, time.monotonic(), self._port_of)
-        self._conductor.clocks[0] = OURS
-        self._links: dict[int, Link] = {}
-        self.elsewhere = Elsewhere(
-            lambda: self._links, self._conductor.roster.name, nodes=self._hello.nodes, has_own=True
-        )
-        """What views into the job see of the other nodes."""
+        super().__init__(Conductor(terms, time.monotonic(), self._port_of), hub)
+        self.conductor.clocks[0] = OURS
+        name = self.conductor.roster.name
+        self.elsewhere = Elsewhere(lambda: self._links, name, nodes=hello.nodes, has_own=True)
         self._guests: list[Link] = []
         """Nodes that were sent to the other port, or away, and have not hung up yet."""
         self._hosts = {0: self._hello.host}
-        self._inbox: list[object] = []
-        """Messages of the conductor to our own part."""
         self._is_open = True
         self._remind_s: float | None = None
         self._said: set[str] = set()
@@ -93,8 +86,8 @@ class FirstNode:
         problem: OSError | None = None
         for address in _places_of(joining.address):
             try:
-                self._hub.listen(address, joining.port, keyed=joining.is_keyed)
-                self._inner = self._hub.listen(address, self._inner, keyed=joining.is_keyed)
+                self.hub.listen(address, joining.port, keyed=joining.is_keyed)
+                self._inner = self.hub.listen(address, self._inner, keyed=joining.is_keyed)
             except OSError as error:
                 problem = error
         if not self._inner:
@@ -107,9 +100,9 @@ class FirstNode:
 
     def start(self) -> None:
         """Begin to answer. From here on this process must not fork and go on in the child."""
-        self._hub.start()
+        self.hub.start()
         self._remind_s = time.monotonic() + REMIND_S
-        self._obey(self._conductor.hear(0, self._hello, time.monotonic()))
+        self._obey(self.conductor.hear(0, self._hello, time.monotonic()))
 
     def join(self, supervisor: Supervisor | None = None) -> Meeting | int:
         """Wait for the first meeting. An exit code: a signal that ``supervisor`` reports has ended the wait.
@@ -132,7 +125,7 @@ class FirstNode:
 
     def _end_wait(self, event: SignalReceived) -> int:
         """Tell the user here what a signal has ended. Returns the exit code."""
-        roster, is_preemption = self._conductor.roster, event.action == "preempt"
+        roster, is_preemption = self.conductor.roster, event.action == "preempt"
         how = end_on_request(event.signum, is_key=event.from_terminal, is_preemption=is_preemption)
         self._tell(Notice("critical", f"{how} while waiting for {roster.names(roster.missing())}"))
         self._tell = lambda _: None  # what follows is news for the other nodes
@@ -140,132 +133,66 @@ class FirstNode:
 
     def disown(self) -> None:
         """Close the connections in this process alone."""
-        self._hub.disown()
+        self.hub.disown()
 
     def leave(self, code: int) -> None:
         """End, when our part has ended. If the whole job has ended, all nodes hear of it first."""
-        is_over = self._conductor.has_begun and self._conductor.code is not None
+        is_over = self.conductor.has_begun and self.conductor.code is not None
         self.send(Bye(code))
-        while is_over and not self._conductor.roster.is_done:
+        while is_over and not self.conductor.roster.is_done:
             self._wait(-1)
             self.receive()
-        self._hub.close(FAREWELL_S)
+        self.hub.close(FAREWELL_S)
 
     def _wait(self, other_fd: int) -> None:
         """Wait until `receive` has something to do, or the other descriptor is readable."""
-        poller = select.poll()
-        for fd in (self._hub.fileno(), other_fd):
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
         due_s = self.deadline_s
-        poller.poll(
-            None if due_s is None else min(max(due_s - time.monotonic(), 0) * 1000 + 1, LONGEST_POLL_MS)
-        )
+        left_s = None if due_s is None else max(due_s - time.monotonic(), 0)
+        wait_for(self.hub.fileno(), other_fd, left_s=left_s)
 
-    # ------------------------------------------------------------------ conversation with our own part
-
-    def fileno(self) -> int:
-        """The descriptor of the hub."""
-        return self._hub.fileno()
+    # ------------------------------------------------------------------ the other nodes
 
     @property
     def deadline_s(self) -> float | None:
         """`time.monotonic` when something is due."""
-        if self._inbox:
-            return 0.0
-        due = [one for one in (self._conductor.deadline_s, self._remind_s) if one is not None]
-        return min(due, default=None)
+        return 0.0 if self._inbox else self._due(self._remind_s)
 
     def receive(self) -> list[object]:
         """Hear the other nodes, do what follows, and take the messages for our own part."""
-        for link, message in self._hub.read():
-            if link is not None:
-                self._hear(link, message)
-            elif isinstance(message, Notice):
-                self._tell(message)
-        now_s = time.monotonic()
-        self._obey(self._conductor.wait_is_over(now_s))
-        if self._remind_s is not None and now_s >= self._remind_s:
+        found = super().receive()
+        if self._remind_s is not None and time.monotonic() >= self._remind_s:
             self._remind()
-        inbox, self._inbox = self._inbox, []
-        return inbox
+        return found
 
-    def send(self, message: object) -> None:
-        """Tell the conductor something."""
-        orders = self._conductor.hear(0, message, time.monotonic())
-        if isinstance(message, Preempted):  # the user here knows
-            for order in orders:
-                if isinstance(order, Speak):
-                    self._tell_others(order.notice)
-            orders = [order for order in orders if not isinstance(order, Speak)]
-        self._obey(orders)
-
-    def hear(self, event: object) -> None:
-        """Listen to our own agent: signals and hangs count for all nodes."""
-        if isinstance(event, Hang):
-            for line in hang_lines(event):
-                self._tell_others(Notice("error", line))
-            self._obey(self._conductor.hang(event, time.monotonic()))
-        if not isinstance(event, SignalReceived) or event.action != "stop":
-            return
-        now_s, is_key = time.monotonic(), event.from_terminal
-        for order in self._conductor.signal(event.signum, event.action, now_s, is_key=is_key):
-            # Our own agent has acted on the signal, and has told the user here.
-            if isinstance(order, Send) and (order.place or not isinstance(order.message, Stop)):
-                self._send(order.place, order.message)
-        self._tell_others(self._left(0, event.signum))
-
-    # ------------------------------------------------------------------ the other nodes
-
-    def _hear(self, link: Link, message: object) -> None:
-        place = link.place
-        if isinstance(message, Hello):
-            self._greet(link, message)
-        elif self._links.get(place) is link:
-            if self.elsewhere.hear(place, message):
-                return
-            if link.clock is not None:
-                self._conductor.clocks[place] = link.clock
-            if isinstance(message, Lost) and not self._conductor.has_begun:
-                del self._links[place]
-            if isinstance(message, Report) and message.stop_signal not in (None, self._preempt_signal):
-                self._tell_all(self._left(place, message.stop_signal))
-            self._obey(self._conductor.hear(place, message, time.monotonic()))
-        elif isinstance(message, Lost) and link in self._guests:
-            self._guests.remove(link)
-
-    def _greet(self, link: Link, hello: Hello) -> None:
+    def _admit(self, link: Link, hello: Hello) -> bool:
         if link.port != self._inner:
             self._guests.append(link)
             link.send(Moved(self._inner, self._hello.host))
-            return
+            return False
         why = objection(hello, self._hello)
         if not why and hello.place in self._links:
-            name = self._conductor.roster.name(hello.place)
+            name = self.conductor.roster.name(hello.place)
             why = f"its --node-rank is {hello.place}, and so is that of {name}"
-        if not why and self._conductor.expects(hello.place):
-            self._links[hello.place], self._hosts[hello.place] = link, hello.host
-            self._obey(self._conductor.hear(hello.place, hello, time.monotonic()), is_private=True)
-            return
+        if not why and self.conductor.expects(hello.place):
+            self._hosts[hello.place] = hello.host
+            return True
         self._guests.append(link)
         text = f"node {hello.place} ({hello.host}) cannot take part: {why}"
         link.send(Refused(text, USAGE))
-        self._tell_once(Notice("warning", text))
+        self._speak_once(Notice("warning", text))
+        return False
 
-    def _obey(self, orders: Sequence[object], *, is_private: bool = False) -> None:
-        for order in orders:
-            if isinstance(order, Send):
-                self._send(order.place, order.message)
-            elif isinstance(order, Speak) and is_private:
-                self._tell_once(order.notice)
-            elif isinstance(order, Speak):
-                self._tell_all(order.notice)
-            elif isinstance(order, Explain):
-                for line in verdict(order.judgement)[:1]:
-                    self._tell_all(Notice(order.level, line))
-            elif isinstance(order, Dismiss):
-                for link in self._links.values():
-                    link.close()
+    def _hear_guest(self, link: Link, message: object) -> None:
+        if isinstance(message, Lost) and link in self._guests:
+            self._guests.remove(link)
+
+    def _is_for_conductor(self, link: Link, message: object) -> bool:
+        place = link.place
+        if isinstance(message, Lost) and not self.conductor.has_begun:
+            del self._links[place]
+        if isinstance(message, Report) and message.stop_signal not in (None, self._preempt_signal):
+            self._speak(self._left(place, message.stop_signal))
+        return True
 
     def _send(self, place: int, message: object) -> None:
         if isinstance(message, Meeting) and not message.attempt:
@@ -274,19 +201,14 @@ class FirstNode:
             names = [self._hosts[one] for one in range(self._hello.nodes)]
             text = f"starting with {len(names)} nodes: {', '.join(names)}"
             message = replace(message, notices=(Notice("info", text),))
-        if place == 0:
-            self._inbox.append(message)
-            return
-        link = self._links.get(place)
-        if link is not None:
-            link.send(message)
-            if isinstance(message, Refused):  # it hangs up
-                self._guests.append(self._links.pop(place))
+        super()._send(place, message)
+        if isinstance(message, Refused) and place in self._links:  # it hangs up
+            self._guests.append(self._links.pop(place))
 
     def _close_ports(self) -> None:
         self._is_open, self._remind_s = False, None
-        self._hub.unlisten(self._joining.port)
-        self._hub.unlisten(self._inner)
+        self.hub.unlisten(self._joining.port)
+        self.hub.unlisten(self._inner)
         for link in self._guests:
             link.close()
 
@@ -297,21 +219,11 @@ class FirstNode:
 
     # ------------------------------------------------------------------ what the user hears meanwhile
 
-    def _tell_all(self, notice: Notice) -> None:
-        """Tell the users of all nodes."""
+    def _speak_here(self, notice: Notice) -> None:
         self._tell(notice)
-        self._tell_others(notice)
 
-    def _tell_others(self, notice: Notice) -> None:
-        for link in self._links.values():
-            link.send(Said(notice))
-
-    def _left(self, place: int, signum: int) -> Notice:
-        name = self._conductor.roster.name(place)
-        return Notice("info", f"{name} leaves the job, which ends: {signal_name(signum)} received there")
-
-    def _tell_once(self, notice: Notice) -> None:
-        """Tell the user here of a node that was refused. Somebody may call again and again."""
+    def _speak_once(self, notice: Notice) -> None:
+        """Tell the user here of a node that calls. Somebody may call again and again."""
         if notice.text not in self._said and len(self._said) < MOST_WARNINGS:
             self._said.add(notice.text)
             self._tell(notice)
@@ -319,13 +231,13 @@ class FirstNode:
     def _remind(self) -> None:
         """Say which nodes are missing, and what to type there."""
         self._remind_s = None
-        joining, missing = self._joining, self._conductor.roster.missing()
+        joining, missing = self._joining, self.conductor.roster.missing()
         count = self._hello.nodes
         names = f"node{'s' if len(missing) > 1 else ''} {format_ranges(missing)}"
         text = f"{WAITING}{len(missing)} of {count} nodes: {names}"
         here = f"this is node 0, {text}, at {joining.meeting_point} for up to {joining.timeout_s:g} s"
         self._tell(Notice("info", here + self._doubt() + self._advice(missing)))
-        self._tell_others(Notice("info", text))
+        self._speak_elsewhere(Notice("info", text))
 
     def _doubt(self) -> str:
         """A possible reason why no node comes."""

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from dsl.agent.first_node import FirstNode
 from dsl.agent.joining import joining_of
+from dsl.agent.member import Member
 from dsl.agent.other_node import OtherNode
-from dsl.agent.part import Orders, Reporter, decide
 from dsl.agent.planner import Planner
-from dsl.agent.session import Crew, Hooks, crew_of, end_by_signals, listen, timers_of
+from dsl.agent.session import OneNode, end_by_signals
 from dsl.control.messages import Refused
 from dsl.machine.check import check_program
-from dsl.report.narrator import CONSOLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl import Supervisor
-    from dsl.agent.roles import Channel
+    from dsl.agent.roles import Channel, Listener
     from dsl.agent.session import Launch
     from dsl.facts import Facts
     from dsl.model.job import NodePlan, Notice
     from dsl.model.judgement import Judgement
     from dsl.plan.job import JobPlan
-    from dsl.report.narrator import Sink
 
 
-class FixedNodes(Hooks):
+class FixedNodes(OneNode):
     """This node's part of the job, and its way to the conductor."""
+
+    decider: Member | None = None
+    is_judged = True
 
     def __init__(
         self,
@@ -38,14 +39,14 @@ class FixedNodes(Hooks):
         again: tuple[tuple[str, ...], int] = ((), 0),
     ) -> None:
         """``tell`` shows a notice to the user here. ``again``: see `joining_of`. Raises DslError."""
+        super().__init__(planner)
         joining = joining_of(planned, facts, planner.local_world_size, again)
-        self._planner = planner
         self._node: FirstNode | OtherNode
         if planned.node_rank:
             self._node = OtherNode(planned.job, joining, tell)
         else:
-            self._node = FirstNode(planned.job, joining, facts.ports, tell)
-        self._orders: Orders | None = None
+            self._node = first = FirstNode(planned.job, joining, facts.ports, tell)
+            self.elsewhere = first.elsewhere
 
     def call(self) -> None:
         """Find node 0, unless this node is node 0. Signals of this process end the wait. Raises DslError."""
@@ -68,22 +69,23 @@ class FixedNodes(Hooks):
         met = self._node.join(supervisor)
         if isinstance(met, int):
             return met
-        self._orders = Orders(self._node, met)
-        self._planner.meet_by(self._orders)
+        self.decider = Member(self._node, met, self.planner.job.max_restarts)
+        self.planner.meet_by(self.decider)
         return None
 
-    def crew(self, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:
-        """The crew of this node, once the nodes have met."""
-        assert self._orders is not None
-        own = listen(self._planner, plan, sink, judged=self.judged)
-        listeners = [*own, Reporter(plan, self._node.send), self._node]
-        elsewhere = self._node.elsewhere if isinstance(self._node, FirstNode) else None
-        channels: list[Channel] = [self._orders, *timers_of(self._planner)]
-        return Crew(listeners, channels, decide, hooks=self, elsewhere=elsewhere, judged=self.judged)
+    def listeners(self, plan: NodePlan) -> list[Listener]:
+        """Those of every node, and the two that tell the conductor."""
+        assert self.decider is not None
+        return [*super().listeners(plan), self.decider, self._node]
+
+    def channels(self) -> list[Channel]:
+        """What the conductor says, and those of every node."""
+        assert self.decider is not None
+        return [self.decider, *super().channels()]
 
     def judged(self) -> Judgement | None:
-        """How the job has ended on all nodes, see `Orders.judgement`."""
-        return None if self._orders is None else self._orders.judgement
+        """How the job has ended on all nodes, see `Member.judgement`."""
+        return None if self.decider is None else self.decider.judgement
 
     def stay(self) -> None:
         """Leave the connections to the agent: when the agent dies, the other nodes see it at once."""
@@ -126,7 +128,7 @@ def start(
     tell(planned.notices)
     planner = Planner(planned, facts)
     if is_dry:
-        return launch(planner, lambda plan: crew_of(planner, plan), planner.notices).run_guarded()
+        return launch(planner, OneNode(planner), planner.notices).run_guarded()
     sketch = planner.sketch()
     nodes = FixedNodes(planned, facts, planner, lambda notice: tell([notice]), again)
     let_go()
@@ -135,4 +137,4 @@ def start(
         nodes.call()
     finally:
         release()
-    return launch(planner, nodes.crew, planner.notices).run_joined(sketch, nodes, nodes.join)
+    return launch(planner, nodes, planner.notices).run_joined(sketch, nodes.join)

@@ -1,6 +1,6 @@
 """The head of a job on several hosts: carries out the conductor's orders over the links to the hosts' agents.
 
-To the agent that runs here, the head is the source of the one plan, a channel, a listener, and the policy.
+To the agent that runs here, the head is the source of the one plan, a channel, a listener, and the decider.
 That agent supervises the programs that reach the hosts (`dsl.agent.starters`).
 """
 
@@ -10,12 +10,12 @@ import os
 import time
 
 from dsl import Ended, SignalReceived, Stopping, __version__
+from dsl.agent.agent import wait_for
+from dsl.agent.carrier import Carrier
 from dsl.agent.elsewhere import Elsewhere
-from dsl.agent.policy import GO_ON
-from dsl.agent.session import Crew, Hooks, Session
+from dsl.agent.session import Session, Side
 from dsl.agent.starters import KeyTold, Killed, Missing, Starters
 from dsl.conductor.conductor import Conductor
-from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Show, Speak
 from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import KEY_BYTES, FdStream, allow_connections
 from dsl.control.messages import Assignment, Hello, Lost, Recorded, Refused
@@ -23,12 +23,12 @@ from dsl.errors import LauncherError, OutputError, ReaderGoneError
 from dsl.launchers.table import BY_SSH
 from dsl.lists import with_port
 from dsl.model.job import Meeting, Notice
-from dsl.model.outcome import Decision, Hang, Membership, Outcome
+from dsl.model.outcome import GO_ON, AttemptOutcome, Decision, Hang, Outcome
 from dsl.model.request import LEVELS
 from dsl.printable import printable
 from dsl.report.narrator import tell_end
 from dsl.report.speak import say, show_text
-from dsl.report.verdict import hang_lines, verdict
+from dsl.report.verdict import hang_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.background import Background
+    from dsl.agent.roles import Channel, Listener
     from dsl.conductor.examination import Examination
     from dsl.control.hub import Hub, Link
     from dsl.facts import Facts
     from dsl.launchers.base import Start
     from dsl.model.job import Job, NodePlan, Pairs
-    from dsl.model.outcome import History
+    from dsl.model.judgement import Judgement
     from dsl.model.remote import Remote
     from dsl.report.recorder import Recorder
 
@@ -93,20 +94,8 @@ def run_head(
     head = Head(
         job, conductor, Starters(job, starts, node_ranks, facts.environ, remote.fanout), hub, recorder
     )
-
-    def crew(_plan: NodePlan) -> Crew:
-        return Crew(
-            [head],
-            [head],
-            head.decide,
-            hooks=head,
-            routine=True,
-            elsewhere=head.elsewhere,
-            is_visible=examined is None,
-            judged=lambda: conductor.judgement,
-        )
-
-    return Session(head, crew, background=background, recorder=recorder).run_guarded()
+    head.is_visible = examined is None
+    return Session(head, head, background=background, recorder=recorder).run_guarded()
 
 
 def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str], Pairs]:
@@ -130,11 +119,11 @@ def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str],
     return [with_port(one, port) for one in found], variables
 
 
-class Head(Hooks):
-    """Source, channel, listener and policy of the agent that runs on the host where a job was launched."""
+class Head(Carrier, Side):
+    """Source, channel, listener and decider of the agent that runs on the host where a job was launched."""
 
-    max_restarts = 0
-    """The programs that reach the hosts are not restarted."""
+    routine = True
+    is_judged = True
 
     def __init__(
         self,
@@ -144,13 +133,12 @@ class Head(Hooks):
         hub: Hub,
         recorder: Recorder | None = None,
     ) -> None:
-        self.job = job
+        super().__init__(conductor, hub)
+        self.decider = self
+        self.job, self.hub = job, hub
         self._recorder = recorder
-        self.conductor = conductor
         self._starters = starters
-        self._hub = hub
         hub.share_output(len(conductor.roster))
-        self._links: dict[int, Link] = {}
         self.elsewhere = Elsewhere(
             lambda: self._links,
             conductor.roster.name,
@@ -159,7 +147,6 @@ class Head(Hooks):
             words=(job.program.script, *job.program.args),
             tee=hub.tee,
         )
-        """What views into the job see."""
         self._dismissal_s: float | None = None
         self._supervisor: Supervisor | None = None
         self._is_orphan = False
@@ -169,11 +156,23 @@ class Head(Hooks):
             self._links[place] = hub.add(FdStream(fd, fd), conductor.roster.name(place))
             self._links[place].place = place
 
-    # ------------------------------------------------------------------ source and policy
+    def listeners(self, plan: NodePlan) -> list[Listener]:  # noqa: ARG002  the programs need no other
+        """The head alone."""
+        return [self]
 
-    def plan(self, attempt: int) -> NodePlan | None:
-        """Plan the programs that reach the hosts, in the only attempt."""
-        return None if attempt else self._starters.plan()
+    def channels(self) -> list[Channel]:
+        """The head alone."""
+        return [self]
+
+    def judged(self) -> Judgement | None:
+        """How the job has ended on all hosts."""
+        return self.conductor.judgement
+
+    # ------------------------------------------------------------------ source and decider
+
+    def plan(self, attempt: int) -> NodePlan:  # noqa: ARG002  there is only one
+        """Plan the programs that reach the hosts."""
+        return self._starters.plan()
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the files that the programs need. Raises LauncherError."""
@@ -187,39 +186,27 @@ class Head(Hooks):
     def tidy(self) -> None:
         """There is nothing to remove."""
 
-    def membership(self) -> Membership:
-        """All hosts."""
-        return Membership(len(self.job.hosts))
-
-    def decide(self, history: History, event: object, membership: Membership) -> Decision:  # noqa: ARG002
-        """Decide what follows from an event: the job ends as the conductor says."""
-        if isinstance(event, Decision):
-            return event
-        if isinstance(event, Ended):
+    def decide(self, event: object, last: AttemptOutcome | None) -> Decision:
+        """Say what follows from an event: the job ends as the conductor says."""
+        if last is not None:
             code = self.conductor.code
-            return Decision("end", code=1 if code is None else code or int(self._hub.has_lost_output))
-        return GO_ON
+            return Decision("end", code=1 if code is None else code or int(self.hub.has_lost_output))
+        return event if isinstance(event, Decision) else GO_ON
 
     # ------------------------------------------------------------------ channel
-
-    def fileno(self) -> int:
-        """The descriptor of the hub."""
-        return self._hub.fileno()
 
     @property
     def deadline_s(self) -> float | None:
         """`time.monotonic` when something is due."""
-        due = (self.conductor.deadline_s, self._dismissal_s, self._starters.deadline_s)
-        return min([one for one in due if one is not None], default=None)
+        return self._due(self._dismissal_s, self._starters.deadline_s)
 
     def read(self) -> list[Decision]:
         """Hear what the agents say, and do what follows. Returns what is decided about the programs."""
-        for link, message in self._hub.read():
-            self._hear_link(link, message)
+        self._hear_links()
         now_s = time.monotonic()
         self._follow(self._starters.go_on(now_s))
         due_s = self.conductor.deadline_s
-        if due_s is not None and due_s <= now_s and not self._hub.drain(0.0):
+        if due_s is not None and due_s <= now_s and not self.hub.drain(0.0):
             self.conductor.wait_longer(now_s)
         self._obey(self.conductor.wait_is_over(now_s))
         if self._dismissal_s is None or now_s < self._dismissal_s:
@@ -227,29 +214,22 @@ class Head(Hooks):
         self._dismissal_s = None
         return [Decision("stop", grace_s=ENDING_S)]
 
-    def _hear_link(self, link: Link | None, message: object) -> None:
-        if link is None:
-            if isinstance(message, Notice):
-                self._speak(message)
-            return
-        place = link.place
-        if isinstance(message, Hello):
-            if place >= len(self.conductor.roster) or not self.conductor.expects(place):
-                self._turn_away(link)
-                return
-            self._links[place] = link
-        if self._links.get(place) is not link:
-            return  # this link has not greeted us
-        if self.elsewhere.hear(place, message):
-            return
+    def _admit(self, link: Link, hello: Hello) -> bool:  # noqa: ARG002  the place is enough
+        """Refuse an agent whose place does not exist or is taken. The user hears of the first such agent."""
+        if link.place < len(self.conductor.roster) and self.conductor.expects(link.place):
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            text = f"an agent for place {link.place} has connected from {link.name}, where none is expected"
+            self._speak(Notice("warning", f"{text}: it was refused"))
+        link.close()
+        return False
+
+    def _is_for_conductor(self, link: Link, message: object) -> bool:
         if self._recorder is not None and self._record(self._recorder, link, message):
-            return
-        is_silent = place in self._starters.streams and not self.conductor.roster.has_greeted(place)
-        if isinstance(message, Lost) and is_silent:
-            return  # its program will end and say why
-        if link.clock is not None:
-            self.conductor.clocks[place] = link.clock
-        self._obey(self.conductor.hear(place, message, time.monotonic()))
+            return False
+        is_silent = link.place in self._starters.streams and not self.conductor.roster.has_greeted(link.place)
+        return not (isinstance(message, Lost) and is_silent)  # its program will end and say why
 
     def _record(self, recorder: Recorder, link: Link, message: object) -> bool:
         """Record what a member says. Whether that is all that has to be done with it."""
@@ -265,42 +245,18 @@ class Head(Hooks):
             recorder.membership(left=[name], why=message.reason)
         return isinstance(message, Recorded)
 
-    def _turn_away(self, link: Link) -> None:
-        """Refuse an agent whose place does not exist or is taken. The user hears of the first such agent."""
-        if not self._has_warned:
-            self._has_warned = True
-            text = f"an agent for place {link.place} has connected from {link.name}, where none is expected"
-            self._speak(Notice("warning", f"{text}: it was refused"))
-        link.close()
+    def _send(self, place: int, message: object) -> None:
+        if self._recorder is not None and isinstance(message, Meeting):
+            self._recorder.meeting(self.conductor.roster.name(place), message)
+        super()._send(place, message)
 
-    def _obey(self, orders: Sequence[object]) -> None:
-        """Carry out the conductor's orders."""
-        for order in orders:
-            if isinstance(order, Send):
-                link = self._links.get(order.place)
-                if self._recorder is not None and isinstance(order.message, Meeting):
-                    self._recorder.meeting(self.conductor.roster.name(order.place), order.message)
-                if link is not None:
-                    link.send(order.message)
-            elif isinstance(order, Speak):
-                self._speak(order.notice)
-            elif isinstance(order, Show):
-                self._show(order.text)
-            elif isinstance(order, Explain):
-                for line in verdict(order.judgement)[:1]:
-                    self._speak(Notice(order.level, line))
-                    if self._recorder is not None:
-                        self._recorder.restart(line)
-            elif isinstance(order, Reach):
-                self._follow(self._starters.reach(order.place))
-            elif isinstance(order, Drop):
-                link = self._links.pop(order.place, None)
-                if link is not None:
-                    link.close()
-            elif isinstance(order, Dismiss):
-                for link in self._links.values():
-                    link.close()
-                self._dismiss(order.within_s)
+    def _explain(self, notice: Notice) -> None:
+        self._speak(notice)
+        if self._recorder is not None:
+            self._recorder.restart(notice.line)
+
+    def _reach(self, place: int) -> None:
+        self._follow(self._starters.reach(place))
 
     def _show(self, text: str) -> None:
         try:
@@ -322,7 +278,7 @@ class Head(Hooks):
         for one in news:
             now_s = time.monotonic()
             if isinstance(one, KeyTold):
-                self._hub.expect(one.place, one.key)
+                self.hub.expect(one.place, one.key)
             elif isinstance(one, Notice):
                 self._speak(one)
             elif isinstance(one, Missing):
@@ -349,8 +305,7 @@ class Head(Hooks):
         elif isinstance(event, Hang):
             for line in hang_lines(event):
                 self._speak(Notice("error", line))
-            if isinstance(self.conductor, Conductor):
-                self._obey(self.conductor.hang(event, time.monotonic()))
+            self._obey(self.conductor.hang(event, time.monotonic()))
         elif isinstance(event, Ended):
             self._follow(self._starters.go_on(float("inf")))
             if not self._is_orphan:
@@ -361,7 +316,7 @@ class Head(Hooks):
         elif isinstance(event, Outcome):
             self._end()
 
-    def _speak(self, notice: Notice) -> None:
+    def _speak_here(self, notice: Notice) -> None:
         if LEVELS[notice.level] >= LEVELS[self.job.log_level]:
             say(self.job.flavour.command, printable(notice.line))
 
@@ -371,29 +326,24 @@ class Head(Hooks):
         """Serve the connections, in the agent."""
         self._supervisor = self._starters.supervisor = supervisor
         self._guard = os.getppid()
-        self._hub.start()
+        self.hub.start()
 
     def stay(self) -> None:
         """Close the connections in the guard: they belong to the agent."""
-        self._hub.disown()
+        self.hub.disown()
         self._starters.disown()
 
     def _hear_out(self) -> None:
         """All programs that reach hosts have ended: tell living agents to end, and hear them out."""
-        import select
-
         if self.conductor.roster.is_done:
             return
         supervisor = self._supervisor
         assert supervisor is not None
         self._obey(self.conductor.starters_lost(self._starters.why_lost, time.monotonic()))
-        poller = select.poll()
-        poller.register(self._hub.fileno(), select.POLLIN)
-        poller.register(supervisor.fileno(), select.POLLIN)
         while not self.conductor.roster.is_done:
             due_s = self.conductor.deadline_s
-            left_ms = None if due_s is None else max(due_s - time.monotonic(), 0) * 1000 + 1
-            poller.poll(left_ms)
+            left_s = None if due_s is None else max(due_s - time.monotonic(), 0)
+            wait_for(self.hub.fileno(), supervisor.fileno(), left_s=left_s)
             self.read()
             for event in supervisor.wait(0):
                 if isinstance(event, SignalReceived):
@@ -401,7 +351,7 @@ class Head(Hooks):
 
     def _show_rest(self) -> None:
         """Wait until all received output is shown, a signal ends the wait, or the guard is gone."""
-        while not self._is_orphan and not self._hub.drain(0.5):
+        while not self._is_orphan and not self.hub.drain(0.5):
             self._is_orphan = os.getppid() != self._guard
             for event in () if self._supervisor is None else self._supervisor.wait(0):
                 if isinstance(event, SignalReceived) and event.action == "stop":
@@ -418,7 +368,7 @@ class Head(Hooks):
         if judgement is not None and judgement.causes:
             from dsl.evidence.reports import seen_on_screen
 
-            judgement = seen_on_screen(judgement, self._hub.recent())
+            judgement = seen_on_screen(judgement, self.hub.recent())
 
         def say_beside() -> None:
             for notice in self.conductor.notices:
@@ -428,4 +378,4 @@ class Head(Hooks):
             self._recorder.beside = tuple([notice.line for notice in self.conductor.notices])
         if not self._is_orphan:
             tell_end(judgement, lambda line: self._speak(Notice("critical", line)), say_beside)
-        self._hub.close(0.0)
+        self.hub.close(0.0)

@@ -11,9 +11,10 @@ import sys
 
 from dsl import Supervisor, __version__
 from dsl._record import replace
-from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
+from dsl.agent.member import Member
+from dsl.agent.part import HeadSink, Part
 from dsl.agent.preflight import assignment_problem, look
-from dsl.agent.session import Crew, Hooks, Session
+from dsl.agent.session import Session, Side
 from dsl.control.hub import FdStream, Hub, Link, connect
 from dsl.control.messages import (
     Assignment,
@@ -44,7 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.agent.roles import Listener
+    from dsl.agent.roles import Channel, Listener
     from dsl.model.job import NodePlan
 
 COMMAND = "dsl"
@@ -171,22 +172,16 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     if not isinstance(first, Meeting):
         return _end_early(link, first)
     _enter(assignment.cwd, environ)
-    head = HeadLink(hub, link, facts.console, allocation)
-    orders = Orders(head, first)
-    part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
-
-    def crew(plan: NodePlan) -> Crew:
-        head.announced = announcements(plan, assignment)
-        listeners: list[Listener] = [Reporter(plan, head.send), Narrator(plan, HeadSink(head.send))]
-        return Crew(listeners, [orders], decide, hooks=head, is_visible=False)
-
+    head = HeadLink(hub, link, facts.console, assignment, allocation)
+    member = head.decider = Member(head, first)
+    part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, member)
     recorder = None
     if assignment.records:
         from dsl.report.recorder import Recorder
 
         name = assignment.job.hosts[assignment.node_rank].name
         recorder = Recorder(lambda line: head.send(Recorded(line.decode())), "", name)
-    return Session(part, crew, recorder=recorder).run_guarded()
+    return Session(part, head, recorder=recorder).run_guarded()
 
 
 def _be_examined(link: Link, assignment: Assignment, facts: Facts, checked: Checked) -> int:
@@ -323,22 +318,36 @@ class _PartNames(Names):
         return self._assignment.token
 
 
-class HeadLink(Hooks):
+class HeadLink(Side):
     """The conversation with the head: it gets all messages, and has the user's console.
 
     ``allocation``: the Slurm job that was made for this job alone; this agent ends it if the head is lost.
     """
 
+    decider: Member
     deadline_s = None
+    is_visible = False
 
-    def __init__(self, hub: Hub, link: Link, console: Console, allocation: str = "") -> None:
-        self.announced: list[Notice] = []
+    def __init__(
+        self, hub: Hub, link: Link, console: Console, assignment: Assignment, allocation: str = ""
+    ) -> None:
+        self._announced: list[Notice] = []
         """Notices that the head shows before the first attempt."""
         self._hub = hub
         self._link = link
         self._console = console
+        self._assignment = assignment
         self._allocation = allocation
         self._is_served = False
+
+    def listeners(self, plan: NodePlan) -> list[Listener]:
+        """The member, and a narrator whose lines the head shows."""
+        self._announced = announcements(plan, self._assignment)
+        return [self.decider, Narrator(plan, HeadSink(self.send))]
+
+    def channels(self) -> list[Channel]:
+        """The member, which hears the head."""
+        return [self.decider]
 
     def fileno(self) -> int:
         """The descriptor of the hub."""
@@ -370,7 +379,7 @@ class HeadLink(Hooks):
         self._hub.relay(self._link, *ends)
         self._hub.start()
         self._is_served = True
-        for notice in self.announced:
+        for notice in self._announced:
             self.send(Said(notice))
 
     def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  the head has a name of its own

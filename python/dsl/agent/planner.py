@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from dsl.agent.timers import FileTimers
     from dsl.facts import Facts
-    from dsl.model.outcome import Membership
     from dsl.model.request import OutputRequest
     from dsl.output.plugin import LogsPlugin
     from dsl.plan.job import JobPlan
@@ -52,7 +51,6 @@ class Planner:
             UsageError: this node cannot say how many workers it has, or the logs plug-in cannot be used.
         """
         self.job = job = planned.job
-        self.max_restarts = job.max_restarts
         self._facts = facts
         self._shares_dirs = shares_dirs
         self.attempts = 0
@@ -169,10 +167,6 @@ class Planner:
         plan = plan_node(job, self._meeting, AttemptFiles(None, timer_file=self._timer_file), self._facts)
         notice = Notice("warning", f"{error}, this attempt has no log files and no error files")
         return replace(plan, notices=(notice,))
-
-    def membership(self) -> Membership:
-        """Say which nodes take part."""
-        return self._rendezvous.membership()
 
     def finish(self, *, succeeded: bool) -> None:
         """Remove empty parts of the run's directory; after a success all of it, if we chose its place."""

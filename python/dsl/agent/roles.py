@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Protocol
 
-from dsl.model.job import NodePlan
-from dsl.model.outcome import Decision, History, Membership
+from dsl.model.job import Job, NodePlan
+from dsl.model.outcome import AttemptOutcome, Decision
 
-Policy: TypeAlias = Callable[[History, object, Membership], Decision]
+
+class Decider(Protocol):
+    """Decides for the agent of one node."""
+
+    def decide(self, event: object, last: AttemptOutcome | None) -> Decision:
+        """Say what follows from an event. ``last``: the last attempt, if no worker runs.
+
+        The end of an attempt is such an event, and so is a `RestartFailed`: the job has to end.
+        """
 
 
 class Listener(Protocol):
@@ -21,19 +29,18 @@ class Listener(Protocol):
 class Source(Protocol):
     """Where the plans of a job come from: a node, a head, an experiment."""
 
-    max_restarts: int
+    @property
+    def job(self) -> Job | None:
+        """The job; None: nothing is started again."""
 
-    def plan(self, attempt: int) -> NodePlan | None:
-        """Decide what an attempt starts, counted from 0; None: the job is over. Raises DslError.
+    def plan(self, attempt: int) -> NodePlan:
+        """Decide what an attempt starts, counted from 0. Raises DslError.
 
-        If policy makes the nodes meet first, they have met before this call.
+        If the nodes meet first, they have met before this call.
         """
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
-
-    def membership(self) -> Membership:
-        """Say which nodes take part."""
 
 
 class Plans(Source, Protocol):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsl import Exit
-from dsl.agent.session import Crew, Session
+from dsl.agent.roles import Listener
+from dsl.agent.session import Session, Side
 from dsl.facts import Facts
 from dsl.launchers.base import Start, plan_starts
 from dsl.launchers.ssh import SSH_FAILED
 from dsl.model.job import NodePlan
-from dsl.model.outcome import Membership, Outcome
+from dsl.model.outcome import Outcome
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_workers, reason, survivor
 
@@ -68,7 +69,7 @@ def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
 class _Once:
     """A source of one plan, which exists already."""
 
-    max_restarts = 0
+    job = None
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
@@ -79,9 +80,6 @@ class _Once:
     def prepare(self, plan: NodePlan) -> NodePlan:
         return plan
 
-    def membership(self) -> Membership:
-        return Membership(1)
-
     def finish(self, *, succeeded: bool) -> None:
         pass
 
@@ -89,7 +87,13 @@ class _Once:
         pass
 
 
+class _Beside(Side):
+    is_visible = False
+
+    def listeners(self, plan: NodePlan) -> list[Listener]:
+        return [_Teller(plan)]
+
+
 def run_once(plan: NodePlan) -> int:
     """Run the plan, and return its exit code."""
-    session = Session(_Once(plan), lambda plan: Crew((_Teller(plan),), is_visible=False))
-    return session.run_here(lambda outcome: outcome.code) or 0
+    return Session(_Once(plan), _Beside()).run_here(lambda outcome: outcome.code) or 0

@@ -14,9 +14,7 @@ import time
 
 from dsl import BindingError, Ended, EngineError, Guard, SpecError, Supervisor, _own_process
 from dsl.agent.agent import Agent
-from dsl.agent.policy import decide
 from dsl.errors import DslError
-from dsl.model.job import Notice
 from dsl.report.narrator import CONSOLE, Narrator
 from dsl.report.speak import complain, flush_output, optional, say
 from dsl.signals import ENDING, MORE_PROCESSES, end_on_request, signal_name
@@ -30,10 +28,10 @@ if TYPE_CHECKING:
     from dsl.agent.background import Background
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.planner import Planner
-    from dsl.agent.roles import Channel, Listener, Plans, Policy
+    from dsl.agent.roles import Channel, Decider, Listener, Plans
     from dsl.agent.timers import FileTimers
     from dsl.agent.warm import WarmCalls
-    from dsl.model.job import NodePlan
+    from dsl.model.job import NodePlan, Notice
     from dsl.model.judgement import Judgement
     from dsl.model.outcome import Outcome
     from dsl.report.narrator import Sink
@@ -42,9 +40,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Notices: TypeAlias = Callable[[NodePlan], Sequence[Notice]]
 
-    CrewMaker: TypeAlias = Callable[[NodePlan], "Crew"]
-    Launch: TypeAlias = Callable[[Plans, CrewMaker, Notices], "Session"]
-    """Makes a session of its source, crew and notices. The other arguments are known."""
+    Launch: TypeAlias = Callable[[Plans, "Side", Notices], "Session"]
+    """Makes a session of its source, side and notices. The other arguments are known."""
 
 
 GUARD_MODULES = ("dsl.machine.sockets", "dsl.report.verdict")
@@ -57,11 +54,33 @@ SILENCE_S = 1.0
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
 
 
-class Hooks:
-    """Calls at the start and the end of a command's two processes."""
+class Side:
+    """What takes part in a job beside the engine, in the two processes of a command or in a program."""
 
+    decider: Decider | None = None
+    """See `Agent`."""
     helper: int | None = None
     """Pid of a child that helps the job, and ends by itself."""
+    routine = False
+    """Listeners also get starts and clean exits."""
+    is_visible = True
+    """Views into the job call here, not at its head."""
+    elsewhere: Elsewhere | None = None
+    """What views see of other hosts."""
+    is_judged = False
+    """A conductor judges the end for all nodes; else this node judges for itself."""
+
+    def listeners(self, plan: NodePlan) -> list[Listener]:  # noqa: ARG002  others need the first plan
+        """The listeners of the agent, in the order in which they get its events. Files exist by now."""
+        return []
+
+    def channels(self) -> list[Channel]:
+        """The channels of the agent, once there are listeners."""
+        return []
+
+    def judged(self) -> Judgement | None:
+        """How the job has ended, once a conductor has judged that."""
+        return None
 
     def stay(self) -> None:
         """Called in the guard's process when there is an agent."""
@@ -78,51 +97,50 @@ class Hooks:
         return code
 
 
-class Crew:
-    """What takes part in a job beside the engine.
+class OneNode(Side):
+    """A node that shows its user what happens; as it is, the only node of a job."""
 
-    ``routine``: listeners also get starts and clean exits. ``elsewhere``: what views see of other hosts.
-    ``is_visible``: views into the job call here, not at its head. ``judged``: how the job has ended, if a
-    conductor judges that.
-    """
+    has_others = False
+    """Nodes come and go, and the user hears of them, too."""
 
-    def __init__(
-        self,
-        listeners: Sequence[Listener],
-        channels: Sequence[Channel] = (),
-        policy: Policy = decide,
-        *,
-        hooks: Hooks | None = None,
-        routine: bool = False,
-        elsewhere: Elsewhere | None = None,
-        is_visible: bool = True,
-        judged: Callable[[], Judgement | None] | None = None,
-    ) -> None:
-        self.judged = judged
-        self.elsewhere = elsewhere
-        self.is_visible = is_visible
-        self.listeners = listeners
-        self.channels = channels
-        self.policy = policy
-        self.hooks = hooks or Hooks()
-        self.routine = routine
+    def __init__(self, planner: Planner, sink: Sink = CONSOLE) -> None:
+        self.planner, self.sink = planner, sink
+
+    def listeners(self, plan: NodePlan) -> list[Listener]:
+        """The narrator, and what else the plan needs."""
+        judged = self.judged if self.is_judged else None
+        narrator = Narrator(plan, self.sink, has_others=self.has_others, judged=judged)
+        found: list[Listener] = [narrator, *self._timers]
+        if plan.handed_file is not None and self.sink.has_verdict:
+            from dsl.evidence.error_files import HandedError
+
+            found.insert(0, HandedError(plan.handed_file, narrator.warn))
+        return found
+
+    def channels(self) -> list[Channel]:
+        """The workers' timers, if any."""
+        return [*self._timers]
+
+    @property
+    def _timers(self) -> tuple[FileTimers, ...]:
+        return () if self.planner.timers is None else (self.planner.timers,)
 
 
 class Session:
     """One launch of a job: plan, tell the user, show, prepare, run, remove the files.
 
-    ``source`` plans the attempts. ``crew`` takes the prepared first plan and returns who takes part in the
-    job beside the engine. ``notices`` takes the first plan and returns what the user should know about it;
-    an error of it ends the launch. ``tell`` gets the plan and these notices: first what is known before
-    anything is made, later where files were made. ``preview`` shows the first plan; if it returns true,
-    nothing is started. ``stdin_is_terminal``: the worker that reads our stdin gets the terminal.
-    ``background``: where the command has gone, and keeps its exit code. ``recorder`` records what happens.
+    ``source`` plans the attempts. ``side`` takes part in the job beside the engine. ``notices`` takes the
+    first plan and returns what the user should know about it; an error of it ends the launch. ``tell`` gets
+    the plan and these notices: first what is known before anything is made, later where files were made.
+    ``preview`` shows the first plan; if it returns true, nothing is started. ``stdin_is_terminal``: the
+    worker that reads our stdin gets the terminal. ``background``: where the command has gone, and keeps its
+    exit code. ``recorder`` records what happens.
     """
 
     def __init__(
         self,
         source: Plans,
-        crew: CrewMaker,
+        side: Side,
         *,
         notices: Notices | None = None,
         tell: Callable[[NodePlan, Sequence[Notice]], None] | None = None,
@@ -132,7 +150,7 @@ class Session:
         recorder: Recorder | None = None,
     ) -> None:
         self._source = source
-        self._crew = crew
+        self._side = side
         self._background = background
         self._recorder = recorder
         self._notices = notices
@@ -155,22 +173,21 @@ class Session:
         def launch(mask: Collection[int]) -> int:
             plan = self._prepare(first)
             plan, calls = self._call_warm(plan, mask)
-            crew = self._crew(plan)
             try:
                 # Made before the fork: the child's first write to a shared page costs several microseconds.
-                agent = self._agent(plan, crew)
+                agent = self._agent(plan)
             except EngineError as error:
-                return _refuse(crew.hooks, plan, error)
+                return _refuse(self._side, plan, error)
             agent.warm_calls = calls
-            return self._fork(plan, crew.hooks, mask, lambda supervisor: agent.run(supervisor).code, calls)
+            return self._fork(plan, mask, lambda supervisor: agent.run(supervisor).code, calls)
 
         return self._hold(launch)
 
-    def run_joined(self, sketch: NodePlan, hooks: Hooks, join: Callable[[Supervisor], int | None]) -> int:
+    def run_joined(self, sketch: NodePlan, join: Callable[[Supervisor], int | None]) -> int:
         """The same for nodes that meet under the guard: all steps of the launch come after the fork.
 
-        ``sketch``: what the guard has to know of the first plan. ``hooks``: those of the crew to come.
-        ``join`` waits for the other nodes; an exit code ends the wait and the job.
+        ``sketch``: what the guard has to know of the first plan. ``join`` waits for the other nodes; an exit
+        code ends the wait and the job.
         """
 
         def run(supervisor: Supervisor) -> int:
@@ -180,12 +197,12 @@ class Session:
                 return code or 0
             # Out of reach of this command's guard, no server could be started any more.
             plan, calls = self._call_warm(self._prepare(plan), None)
-            agent = self._agent(plan, self._crew(plan), pid)
+            agent = self._agent(plan, pid)
             agent.warm_calls = calls
             return agent.run(supervisor).code
 
         pid = os.getpid()
-        return self._hold(lambda mask: self._fork(sketch, hooks, mask, run))
+        return self._hold(lambda mask: self._fork(sketch, mask, run))
 
     def run_here(self, conclude: Callable[[Outcome], T]) -> T | None:
         """Run the job in this process. ``conclude`` makes the result of the outcome while the files exist.
@@ -200,16 +217,10 @@ class Session:
         succeeded, calls = False, None
         try:
             plan = self._prepare(plan)
-            is_followed = _own_process.is_followed()
-            if is_followed:
-                plan = self._follow(plan)
             plan, calls = self._call_warm(plan, ())
-            crew = self._crew(plan)
+            agent = self._agent(plan)
             flush_output()
-            agent = self._agent(plan, crew)
             agent.warm_calls = calls
-            if is_followed:
-                agent.change = self._follow
             result = conclude(_run_here(agent, plan))
             succeeded = True
         finally:
@@ -222,7 +233,6 @@ class Session:
     def _plan(self) -> NodePlan | None:
         """The first plan, once the user knows what is known about it; None: nothing is to be started."""
         plan = self._source.plan(0)
-        assert plan is not None
         if self._notices is not None:
             self._told = self._notices(plan)
         self._say(plan, is_made=False)
@@ -234,15 +244,6 @@ class Session:
         plan = self._source.prepare(plan)
         self._say(plan, is_made=True)
         return plan
-
-    def _follow(self, plan: NodePlan) -> NodePlan:
-        """The plan as the tools of this process start it."""
-        from dsl.agent.followed import as_followed
-
-        if plan.fork_servers and not plan.attempt and self._tell is not None:
-            text = "the workers are executed, not forked: a tool of this process follows what it starts"
-            self._tell(plan, [Notice("info", text)])
-        return as_followed(plan)
 
     def _call_warm(self, plan: NodePlan, mask: Collection[int] | None) -> tuple[NodePlan, WarmCalls | None]:
         """Call the warm servers of the plan, and start those that are missing with this signal mask, if any.
@@ -262,22 +263,23 @@ class Session:
         if self._tell is not None:
             self._tell(plan, [notice for notice in self._told if notice.is_made == is_made])
 
-    def _agent(self, plan: NodePlan, crew: Crew, pid: int = 0) -> Agent:
+    def _agent(self, plan: NodePlan, pid: int = 0) -> Agent:
         """``pid``: that of the command; 0: it is this process."""
+        side = self._side
         beside: list[Listener] = [one for one in (self._background, self._recorder) if one is not None]
-        if self._recorder is not None:
-            self._recorder.judged = crew.judged
+        if self._recorder is not None and side.is_judged:
+            self._recorder.judged = side.judged
         return Agent(
             self._source,
             plan,
-            (*crew.listeners, *beside),
-            crew.channels,
-            policy=crew.policy,
+            (*side.listeners(plan), *beside),
+            side.channels(),
+            decider=side.decider,
             stdin_is_terminal=self._stdin_is_terminal,
-            routine=crew.routine,
+            routine=side.routine,
             records=self._recorder is not None,
-            command_pid=pid or os.getpid() if crew.is_visible else 0,
-            elsewhere=crew.elsewhere,
+            command_pid=pid or os.getpid() if side.is_visible else 0,
+            elsewhere=side.elsewhere,
         )
 
     def _hold(self, launch: Callable[[Collection[int]], int]) -> int:
@@ -296,7 +298,6 @@ class Session:
     def _fork(
         self,
         plan: NodePlan,
-        hooks: Hooks,
         mask: Collection[int],
         run: Callable[[Supervisor], int],
         calls: WarmCalls | None = None,
@@ -307,13 +308,13 @@ class Session:
 
         ``calls`` are the child's, and the guard's when the child was killed.
         """
-        background = self._background
+        background, side = self._background, self._side
         if background is not None:
             background.settle()
         try:
-            guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=hooks.helper, mask=mask)
+            guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=side.helper, mask=mask)
         except EngineError as error:
-            return _refuse(hooks, plan, error)
+            return _refuse(side, plan, error)
         if plan.pid_file is not None:
             from dsl.agent import pid_file  # noqa: F401  both processes need it, even when the package is gone
         try:
@@ -322,17 +323,17 @@ class Session:
             guard.discard()
             hint = f", {MORE_PROCESSES}" if isinstance(error, BlockingIOError) else ""
             why = f"{error.strerror}{hint}"
-            hooks.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
+            side.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
             return 1
         if pid == 0:
             code = INTERNAL_ERROR
             try:
-                code = _run_agent(run, self._source, plan, guard, hooks)
-                code = hooks.leave(code)
+                code = _run_agent(run, self._source, plan, guard, side)
+                code = side.leave(code)
             finally:
                 flush_output()
                 os._exit(code)
-        hooks.stay()
+        side.stay()
         self._source.tidy()
         _own_process.keep(GUARD_MODULES)
         links = [] if calls is None else calls.take_all()
@@ -402,50 +403,22 @@ def end_by_signals(
     return release
 
 
-def crew_of(planner: Planner, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:
-    """The crew of a job on this host alone."""
-    return Crew(listen(planner, plan, sink), timers_of(planner))
-
-
-def timers_of(planner: Planner) -> tuple[FileTimers, ...]:
-    """The workers' timers, if any: they are a channel, and listen to the start of workers."""
-    return () if planner.timers is None else (planner.timers,)
-
-
-def listen(
-    planner: Planner,
-    plan: NodePlan,
-    sink: Sink = CONSOLE,
-    *,
-    has_others: bool = False,
-    judged: Callable[[], Judgement | None] | None = None,
-) -> list[Listener]:
-    """The listeners of a job, in the order in which they get its events. The arguments are the narrator's."""
-    narrator = Narrator(plan, sink, has_others=has_others, judged=judged)
-    listeners: list[Listener] = [narrator, *timers_of(planner)]
-    if plan.handed_file is not None and sink.has_verdict:
-        from dsl.evidence.error_files import HandedError
-
-        listeners.insert(0, HandedError(plan.handed_file, narrator.warn))
-    return listeners
-
-
 def _run_agent(
-    run: Callable[[Supervisor], int], source: Plans, plan: NodePlan, guard: Guard, hooks: Hooks
+    run: Callable[[Supervisor], int], source: Plans, plan: NodePlan, guard: Guard, side: Side
 ) -> int:
     code = INTERNAL_ERROR
     try:
         try:
             guard.enter_agent()
             supervisor = Supervisor(guard=guard)
-            hooks.enter(supervisor)
+            side.enter(supervisor)
             code = _with_pid_file(plan, lambda: run(supervisor))
         finally:
             _finish(source, plan, succeeded=code == 0)
     except EngineError as error:
-        return _refuse(hooks, plan, error)
+        return _refuse(side, plan, error)
     except DslError as error:
-        hooks.refuse(plan.command, str(error), error.exit_code)
+        side.refuse(plan.command, str(error), error.exit_code)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
         complain(plan.command, error, "the job ends")
@@ -467,9 +440,9 @@ def _with_pid_file(plan: NodePlan, run: Callable[[], T]) -> T:
         return run()
 
 
-def _refuse(hooks: Hooks, plan: NodePlan, error: EngineError) -> int:
+def _refuse(side: Side, plan: NodePlan, error: EngineError) -> int:
     code = 2 if isinstance(error, (BindingError, SpecError)) else 1
-    hooks.refuse(plan.command, str(error), code)
+    side.refuse(plan.command, str(error), code)
     return code
 
 

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from dsl import Exited
+from dsl import Exited, SignalReceived, Stopping
 from dsl._record import replace
-from dsl.agent.elastic import Elastic
+from dsl.agent.elastic import Elastic, History, Step
 from dsl.agent.planner import Planner
-from dsl.agent.session import Crew, Hooks, crew_of, end_by_signals, listen, timers_of
+from dsl.agent.session import OneNode, end_by_signals
 from dsl.errors import OptionError
 from dsl.lists import counted, quote
 from dsl.machine.check import check_program
 from dsl.model.job import Job, MeetingPoint, Notice, RestartReason
 from dsl.model.nodes import MeetingRefused, PeerFailure
-from dsl.model.outcome import AttemptStarted, Awaiting
+from dsl.model.outcome import (
+    GO_ON,
+    AttemptOutcome,
+    AttemptStarted,
+    Awaiting,
+    Decision,
+    MembershipChanged,
+    RestartFailed,
+    Restarting,
+)
+from dsl.model.progress import with_attempt
 from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
 from dsl.rendezvous.delegate_messages import Finish, Leave
-from dsl.report.narrator import CONSOLE
 from dsl.report.other_nodes import describe_end
 
 TYPE_CHECKING = False
@@ -29,23 +38,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl import Exit
+    from dsl.agent.roles import Channel, Listener
     from dsl.agent.session import Launch
     from dsl.facts import Facts
     from dsl.model.job import NodePlan
-    from dsl.model.judgement import Judgement
     from dsl.plan.job import JobPlan
-    from dsl.report.narrator import Sink
 
 HANDLERS = "torchrun.handlers"
 """The group of entry points that registers other backends with torch."""
 
 
-class TorchNodes(Hooks):
+class TorchNodes(OneNode):
     """The delegate of this node, and what takes part in the job besides."""
+
+    has_others = True
 
     def __init__(self, planned: JobPlan, facts: Facts, *, gives_up: bool) -> None:
         """Start the delegate. ``gives_up``: see `Elastic`. Raises RendezvousError: it cannot be started."""
         self._job, self._gives_up = planned.job, gives_up
+        self.release: Callable[[], object] = lambda: None
+        """Called when signals are held back for the guard: who has handled them so far does no more."""
         shows_errors = planned.job.log_level == "debug"
         self._delegate = dynamic.Delegate(dynamic.delegate_words(), shows_errors=shows_errors)
         self.helper = self._delegate.pid
@@ -53,7 +65,7 @@ class TorchNodes(Hooks):
 
     def open(self, planner: Planner, tell: Callable[[Notice], None]) -> PeerFailure | MeetingRefused | None:
         """Meet the other nodes for the first time, for this planner; see `Dynamic.open`."""
-        self._planner = planner
+        super().__init__(planner)
         planner.meet_by(self._rendezvous)
         return self._rendezvous.open(planner.local_world_size, tell)
 
@@ -61,19 +73,19 @@ class TorchNodes(Hooks):
         """What the user should know about the first plan, once the nodes have met."""
         names = self._rendezvous.hosts
         greeting = Notice("info", f"starting with {counted(len(names), 'node')}: {', '.join(names)}")
-        return (greeting, *self._planner.notices(plan))
+        return (greeting, *self.planner.notices(plan))
 
-    def crew(self, plan: NodePlan, sink: Sink = CONSOLE) -> Crew:
-        """The crew of this node."""
-        job, rendezvous = self._job, self._rendezvous
-        listeners = [*listen(self._planner, plan, sink, has_others=True), Envoy(plan, rendezvous)]
-        least, most = job.meeting.least_nodes, job.node_count
-        policy = Elastic(least, most, plan.preempt_signal, gives_up=self._gives_up)
-        return Crew(listeners, (rendezvous, *timers_of(self._planner)), policy.decide, hooks=self)
+    def listeners(self, plan: NodePlan) -> list[Listener]:
+        """Those of every node, and the one that tells the others."""
+        self.release()
+        job, point = self._job, self._job.meeting
+        elastic = Elastic(point.least_nodes, job.node_count, plan.preempt_signal, gives_up=self._gives_up)
+        self.decider = envoy = Envoy(plan, self._rendezvous, elastic, job.max_restarts)
+        return [*super().listeners(plan), envoy]
 
-    def judged(self) -> Judgement | None:
-        """No conductor judges for all nodes."""
-        return None
+    def channels(self) -> list[Channel]:
+        """What the delegate says, and those of every node."""
+        return [self._rendezvous, *super().channels()]
 
     def stay(self) -> None:
         """Leave the connection to the delegate to the agent."""
@@ -89,12 +101,23 @@ class TorchNodes(Hooks):
         self._delegate.reap()
 
 
-class Envoy:
-    """A listener that tells the other nodes what happens here, by orders to the rendezvous."""
+NEWS = (SignalReceived, PeerFailure, MeetingRefused, MembershipChanged)
+"""Events that matter to later decisions."""
 
-    def __init__(self, plan: NodePlan, rendezvous: dynamic.Dynamic) -> None:
+
+class Envoy:
+    """Decider and listener of a node that torch's rendezvous joins with others, to which it sends orders."""
+
+    def __init__(
+        self, plan: NodePlan, rendezvous: dynamic.Dynamic, elastic: Elastic, max_restarts: int
+    ) -> None:
         self._plan = plan
         self._rendezvous = rendezvous
+        self._elastic = elastic
+        self._history = History(max_restarts)
+        self._leaving: Step | None = None
+        self._count = 0
+        """How many attempts have ended."""
         self._has_told = False
 
     def hear(self, event: object) -> None:
@@ -106,27 +129,58 @@ class Envoy:
             if exit_.status and not exit_.caused_by_stop and not self._has_told:
                 self._has_told = True
                 self._rendezvous.send(self._failure(exit_, is_final=False))
-        elif isinstance(event, Awaiting):
-            self._await(event)
 
-    def _await(self, event: Awaiting) -> None:
-        decision, history = event.decision, event.history
-        if decision.kind == "finish":
-            self._rendezvous.send(Finish())
-        elif decision.kind == "doubt":
-            self._rendezvous.wait(decision.within_s)
-        elif decision.kind == "leave":
-            if decision.closes:
-                cause = history.attempts[-1].cause
-                lost = PeerFailure(self._rendezvous.host, -1, decision.code or 1, None, is_final=True)
-                self._rendezvous.send(lost if cause is None else self._failure(cause, is_final=True))
-            elif decision.code:
-                self._rendezvous.send(Leave())
-            self._rendezvous.wait(decision.within_s, for_goodbye=True)
-        else:
-            restarts = history.restarts + decision.counted
-            why: RestartReason = "failure" if decision.counted else "membership"
-            self._rendezvous.join(restarts, why, decision.within_s)
+    def decide(self, event: object, last: AttemptOutcome | None) -> Decision:
+        """Say what follows from an event."""
+        history = self._history
+        if isinstance(event, AttemptOutcome):
+            self._count += 1
+            history = replace(history, last=event, news=event.news, tried=with_attempt(history.tried, event))
+        elif isinstance(event, RestartFailed):
+            event, history = last, replace(history, max_restarts=0, gives_up=True, awaits="")
+        elif isinstance(event, NEWS) or (isinstance(event, Stopping) and event.reason == "guard_lost"):
+            history = replace(history, news=(*history.news, event))
+        self._history = history
+        step = self._elastic.decide(history, event, self._rendezvous.membership())
+        if step.kind == "go_on":
+            return GO_ON
+        if last is None:
+            return Decision("stop")
+        if self._leaving is not None:
+            step = replace(self._leaving, kind="end")
+        if step.kind == "end":
+            return Decision("end", code=step.code, why=step.why)
+        return self._again(step, last) if step.kind == "restart" else self._await(step, last)
+
+    def _again(self, step: Step, last: AttemptOutcome) -> Decision:
+        history = self._history
+        restarts = history.restarts + step.counted if step.restarts is None else step.restarts
+        self._history = replace(history, restarts=restarts, news=(), awaits="")
+        told = Restarting(last, restarts, history.max_restarts, step.counted)
+        return Decision("start", attempt=self._count, restarts=restarts, told=told)
+
+    def _await(self, step: Step, last: AttemptOutcome) -> Decision:
+        """Order what this node waits for. The decision on how it ends is made before it leaves."""
+        rendezvous, within_s = self._rendezvous, step.within_s
+        self._history = replace(self._history, awaits=step.kind)
+        if step.kind == "finish":
+            rendezvous.send(Finish())
+            return Decision("go_on", told=Awaiting(last, "end"))
+        if step.kind == "doubt":
+            rendezvous.wait(within_s)
+            return Decision("go_on", told=Awaiting(last, "loss", within_s))
+        if step.kind == "leave":
+            self._leaving = step
+            if step.closes:
+                lost = PeerFailure(rendezvous.host, -1, step.code or 1, None, is_final=True)
+                rendezvous.send(lost if last.cause is None else self._failure(last.cause, is_final=True))
+            elif step.code:
+                rendezvous.send(Leave())
+            rendezvous.wait(within_s, for_goodbye=True)
+            return Decision("go_on", told=Awaiting(last, "goodbye", within_s))
+        why: RestartReason = "failure" if step.counted else "membership"
+        rendezvous.join(self._history.restarts + step.counted, why, within_s)
+        return Decision("go_on", told=Awaiting(last, "meeting", within_s))
 
     def _failure(self, exit_: Exit, *, is_final: bool) -> PeerFailure:
         from dsl.evidence.reports import failed
@@ -178,11 +232,8 @@ def start(
             tell([notice])
             return code
 
-        def crew(plan: NodePlan) -> Crew:
-            handlers.close()  # signals are held back by now, and the guard will handle them
-            return nodes.crew(plan)
-
-        return launch(planner, crew, nodes.notices).run_guarded()
+        nodes.release = handlers.close
+        return launch(planner, nodes, nodes.notices).run_guarded()
 
 
 def _check_backend(name: str) -> None:
@@ -206,7 +257,7 @@ def _show(planned: JobPlan, facts: Facts, launch: Launch) -> int:
     alone = replace(planned, node_rank=0, job=replace(job, node_count=1, hosts=own, meeting=point))
     planner = Planner(alone, facts)
     notices = (*planned.notices, Notice("critical", _meeting_line(job)))
-    return launch(planner, lambda plan: crew_of(planner, plan), lambda _: notices).run_guarded()
+    return launch(planner, OneNode(planner), lambda _: notices).run_guarded()
 
 
 def _meeting_line(job: Job) -> str:

@@ -7,7 +7,7 @@ import os
 from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.agent.session import Session, crew_of
+from dsl.agent.session import OneNode, Session
 from dsl.cli.reader import Options, read_words
 from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dsl.agent.background import Background
     from dsl.agent.roles import Plans
-    from dsl.agent.session import CrewMaker, Notices
+    from dsl.agent.session import Notices, Side
     from dsl.model.job import NodePlan
     from dsl.model.options import CommandLine
     from dsl.report.recorder import Recorder
@@ -148,10 +148,10 @@ class Command:
 
             return show_plan(show, plan, facts.environ, self.say)
 
-        def launch(source: Plans, crew: CrewMaker, notices: Notices) -> Session:
+        def launch(source: Plans, side: Side, notices: Notices) -> Session:
             return Session(
                 source,
-                crew,
+                side,
                 notices=notices,
                 tell=lambda _, notices: tell(notices),
                 preview=preview if show.is_asked else None,
@@ -179,10 +179,9 @@ class Command:
             )
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
+        notices = planned.notices
         return launch(
-            planner,
-            lambda plan: crew_of(planner, plan),
-            lambda plan: (*planned.notices, *planner.notices(plan)),
+            planner, OneNode(planner), lambda plan: (*notices, *planner.notices(plan))
         ).run_guarded()
 
     def _start_here(self, request: Request, show: ShowRequest, facts: Facts, argv: tuple[str, ...]) -> int:

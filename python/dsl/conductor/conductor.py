@@ -13,12 +13,19 @@ failure stops the workers of all members. After the last report another attempt 
 from __future__ import annotations
 
 from dsl._record import replace
-from dsl.conductor.attempt import Attempt, choose_port, meet, opening
-from dsl.conductor.gathering import FAILURE, USAGE, Gathering
+from dsl.conductor.attempts import (
+    FAILURE,
+    USAGE,
+    Attempt,
+    Gathering,
+    Restarts,
+    choose_port,
+    meet,
+    opening,
+)
 from dsl.conductor.judge import Context, Judged, judge
 from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S, Roster
 from dsl.conductor.orders import Explain, Send, Speak
-from dsl.conductor.restarts import Restarts
 from dsl.conductor.terms import objection
 from dsl.control.messages import (
     Bye,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dsl.control.clock import Clock
     from dsl.model.job import Notice
     from dsl.model.judgement import Judgement
+    from dsl.model.outcome import Hang
 
 TRY_S = 8.0
 """Members get so long to try the ways to the others."""
@@ -130,6 +131,10 @@ class Examination:
             return []
         self.code = 128 + signum
         return self._end([])
+
+    def hang(self, hang: Hang, now_s: float) -> list[object]:  # noqa: ARG002  as every conductor
+        """Nothing runs that could hang."""
+        return []
 
     def cut_output(self, signum: int) -> list[object]:
         """End at once."""

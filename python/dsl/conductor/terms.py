@@ -88,10 +88,9 @@ def version_problem(hello: Hello, version: str) -> str:
 
 def objection(terms: Terms, place: int, hello: Hello) -> str:
     """Why a member that greets us cannot take part; empty: its greeting shows no reason."""
-    problem = version_problem(hello, terms.version)
-    task, run_id = terms.seats[place].task, terms.job.run_id
-    if problem:
+    if problem := version_problem(hello, terms.version):
         return problem
+    task, run_id = terms.seats[place].task, terms.job.run_id
     if terms.members_come and hello.run_id != run_id:
         return f"its --rdzv-id is {quote(hello.run_id)}, that of node 0 is {quote(run_id)}"
     if terms.members_come and not hello.workers:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.agent.session import Session, crew_of
+from dsl.agent.session import OneNode, Session
 from dsl.errors import DslError, RendezvousError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
@@ -33,6 +34,7 @@ from dsl.functions.config import LaunchConfig, to_request, warnings_of
 from dsl.functions.errors import ChildFailedError, ProcessFailure, failure_of
 from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import NO_PYTHON, check_program
+from dsl.model.job import Notice
 from dsl.model.request import LEVELS, Program
 from dsl.plan.job import plan_job
 from dsl.report.narrator import Narrator
@@ -43,12 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from dsl.agent.fixed_nodes import FixedNodes
-    from dsl.agent.session import Crew
-    from dsl.agent.torch_nodes import TorchNodes
     from dsl.agent.warm import HeldServers
     from dsl.facts import Facts
-    from dsl.model.job import NodePlan, Notice
+    from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
     from dsl.model.nodes import MeetingRefused, PeerFailure
     from dsl.model.outcome import Outcome
@@ -221,37 +220,33 @@ def run_request(
                 request.events, planned, argv, facts, lambda text: log("warning", text)
             )
             stack.callback(file.close)
-        others: FixedNodes | TorchNodes | None = None
+        side = OneNode(source)
         if planned.job.meeting.backend and planned.job.meeting.kind == "static":
             from dsl.agent.fixed_nodes import FixedNodes
 
-            others = FixedNodes(planned, facts, source, _log_notice)
-            others.call()
-            stack.callback(others.close)
-            others.enter()
-            others.join()
+            side = fixed = FixedNodes(planned, facts, source, _log_notice)
+            fixed.call()
+            stack.callback(fixed.close)
+            fixed.enter()
+            fixed.join()
         elif planned.job.meeting.backend:
             from dsl.agent.torch_nodes import TorchNodes
 
-            others = TorchNodes(planned, facts, gives_up=False)
-            stack.callback(others.close)
-            over = others.open(source, _log_notice)
+            side = torch = TorchNodes(planned, facts, gives_up=False)
+            stack.callback(torch.close)
+            over = torch.open(source, _log_notice)
             if over is not None:
                 return _without_part(over)
-        sink = sink or Logger()
-
-        def crew(plan: NodePlan) -> Crew:
-            return crew_of(source, plan, sink) if others is None else others.crew(plan, sink)
-
+        side.sink = sink = sink or Logger()
         results = Session(
             source,
-            crew,
+            side,
             notices=lambda plan: (*planned.notices, *source.notices(plan)),
             tell=lambda plan, notices: _tell(Narrator(plan, sink), notices),
             preview=preview,
             stdin_is_terminal=stdin_is_terminal,
             recorder=recorder,
-        ).run_here(lambda outcome: _conclude(source, outcome, others))
+        ).run_here(lambda outcome: _conclude(source, outcome, side))
     return results or {}
 
 
@@ -298,8 +293,18 @@ class _Source(Planner):
         self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make the directories of an attempt, and write the call unless it is still there."""
-        plan = super().prepare(plan)
+        """Make the directories of an attempt, and write the call unless it is still there.
+
+        If tools of this process follow what it starts, the plan is as they start it.
+        """
+        plan = self._with_call(super().prepare(plan))
+        if not _own_process.is_followed():
+            return plan
+        from dsl.agent.followed import as_followed
+
+        return as_followed(plan)
+
+    def _with_call(self, plan: NodePlan) -> NodePlan:
         if self._held is not None:
             self._held.hold(plan.fork_servers, ())
         if self._call is None:
@@ -307,6 +312,14 @@ class _Source(Planner):
         if not self._call.is_written():
             self._call.write()
         return self._call.with_worker(plan)
+
+    def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
+        """See `Planner`; and that a tool of this process keeps workers from being forked."""
+        told = super().notices(plan)
+        if not plan.fork_servers or not _own_process.is_followed():
+            return told
+        text = "the workers are executed, not forked: a tool of this process follows what it starts"
+        return (*told, Notice("info", text))
 
     def results(self, plan: NodePlan) -> dict[int, Any]:
         """What the function returned, by rank; None for a program. Raises ResultError."""
@@ -328,14 +341,14 @@ def _tell(narrator: Narrator, notices: Sequence[Notice]) -> None:
         narrator.note(notice)
 
 
-def _conclude(source: _Source, outcome: Outcome, others: FixedNodes | TorchNodes | None) -> dict[int, Any]:
+def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any]:
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
     if outcome.cause is not None:
         failed = failure_of(plan.name, outcome.last)
         raise (unguarded(failed) or failed) from outcome.error
-    if outcome.code and not outcome.lost_output and others is not None:
-        raise outcome.error or RendezvousError(_ended_elsewhere(outcome, others.judged()))
+    if outcome.code and not outcome.lost_output and type(side) is not OneNode:
+        raise outcome.error or RendezvousError(_ended_elsewhere(outcome, side.judged()))
     return source.results(plan)
 
 

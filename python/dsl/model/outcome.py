@@ -7,29 +7,24 @@ from dsl.model.request import Count, HangAction, RankOrNone, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Literal, TypeAlias
 
     from dsl import Ended, EngineError, Exit, ForkServerLost
     from dsl.errors import DslError
     from dsl.model.job import Label, NodePlan
     from dsl.model.judgement import Failure, Report
-    from dsl.model.observation import RankStacks
+    from dsl.model.observation import Look, RankStacks, SignalRank
 
     News: TypeAlias = object
     """An event."""
-    DecisionKind: TypeAlias = Literal[
-        "go_on", "restart", "stop", "signal", "end", "pause", "meet", "finish", "doubt", "leave"
-    ]
+    DecisionKind: TypeAlias = Literal["go_on", "stop", "signal", "start", "end"]
 
 REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
 
 HANG_CODE = 124
 """Exit code of a job that was ended because it hung, as of a command that ``timeout`` has ended."""
-
-KEPT = 3
-"""How many of the ended attempts are kept whole."""
 
 SIGKILL = 9
 SIGNAL_CODES = 128
@@ -131,7 +126,7 @@ class AttemptOutcome(Record):
     lost_servers: tuple[ForkServerLost, ...] = ()
     """Fork servers that were lost during the attempt."""
     news: tuple[News, ...] = ()
-    """Signals, and what came from other sources than the engine, during the attempt; see `History.news`."""
+    """In order: signals, the loss of the guard, and all events of channels but timers, during the attempt."""
     stacks: tuple[RankStacks, ...] = ()
     """What the other workers executed when one had failed, with ``--stacks-on-failure``."""
     report: Report | None = None
@@ -143,6 +138,11 @@ class AttemptOutcome(Record):
         if self.fatal_hang is not None:
             return HANG_CODE
         return exit_code(self.exits, self.ended, self.cause)
+
+    @property
+    def final_code(self) -> int:
+        """The exit code of the job, if this was its last attempt."""
+        return REQUEUE_CODE if self.is_preempted else self.code
 
     @property
     def fatal_hang(self) -> Hang | None:
@@ -221,55 +221,37 @@ class MembershipChanged(Record):
     """The other nodes count this node among those that have left."""
 
 
-class History(Record):
-    """What policy knows of a job so far."""
-
-    max_restarts: int
-    """How many restarts may be counted."""
-    attempts: tuple[AttemptOutcome, ...] = ()
-    """The last ended attempts, in order; at most `KEPT`."""
-    count: int = 0
-    """How many attempts have ended."""
-    tried: tuple[Tried, ...] = ()
-    """What is kept of all ended attempts."""
-    restarts: int = 0
-    """How many restarts were counted."""
-    regroups: bool = False
-    """The group was stopped to be started again with other nodes."""
-    news: tuple[News, ...] = ()
-    """Since the last start, in order: signals, the loss of the guard, all events of channels but timers."""
-    awaits: str = ""
-    """What the agent waits for while no worker runs, as a `Decision.kind`; empty: nothing."""
-    gives_up: bool = False
-    """No other attempt can begin."""
-
-
 class Decision(Record):
     """What the agent does next."""
 
     kind: DecisionKind
-    """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped first if it runs; ``end`` the job.
-
-    The other kinds come when nothing of the group is left: ``pause`` before a restart, and if nodes come and
-    go, ``meet`` the other nodes for another attempt, ``finish`` when all nodes have finished, wait for word
-    that other nodes are lost (``doubt``), or ``leave`` the other nodes before the end."""
-    counted: bool = True
-    """Restart: it uses one of the restarts that the user has granted."""
+    """``go_on``: wait for the next event; ``stop`` or ``signal`` the workers, which run. When nothing of them
+    is left: ``start`` an attempt, or ``end`` the job."""
     code: int = 0
-    """End and leave: the exit code (G2). Restart: the exit code of the job if no attempt follows."""
+    """End: the exit code (G2)."""
     signum: int = 15
     """Stop and signal: the signal that the workers get."""
     grace_s: float | None = None
     """Stop: seconds until SIGKILL; None: those of the plan."""
-    restarts: int | None = None
-    """Restart: how many restarts the nodes have counted; None: as before, plus this one if it counts."""
-    within_s: float = 0.0
-    """Pause and meet: seconds to wait first. Doubt and leave: seconds to wait at most."""
-    closes: bool = False
-    """Leave: the job is over on the other nodes, too."""
+    attempt: int = 0
+    """Start: the number of the attempt."""
+    restarts: int = 0
+    """Start: how many restarts were counted, with this one if it counts."""
     why: str = ""
-    """End and leave: why the group could not be started again, if it should have been. Stop: the failure
-    elsewhere that is the reason."""
+    """End: why the group could not be started again, if it should have been. Stop: the failure elsewhere that
+    is the reason."""
+    told: object = None
+    """Start and go on: an event for the listeners; None: they need none."""
+
+
+GO_ON = Decision("go_on")
+
+
+class Asked:
+    """An event of a channel: the head of the job asks about our workers. ``reply`` sends an answer."""
+
+    def __init__(self, look: Look | SignalRank, reply: Callable[[object], None]) -> None:
+        self.look, self.reply = look, reply
 
 
 class AttemptStarted(Record):
@@ -281,18 +263,30 @@ class AttemptStarted(Record):
 class Awaiting(Record):
     """Nothing of an attempt is left, and what follows depends on other nodes."""
 
-    history: History
-    """The attempt is the last one in it."""
-    decision: Decision
-    """What the agent waits for."""
+    last: AttemptOutcome
+    """The attempt."""
+    what: Literal["word", "meeting", "end", "loss", "goodbye"] = "word"
+    """The ``word`` of the conductor. Where torch's rendezvous decides: another ``meeting``, the ``end`` of
+    the other nodes, their ``loss``, or the ``goodbye`` before this node ends."""
+    within_s: float = 0.0
+    """Meeting: seconds to wait first. Loss and goodbye: seconds to wait at most."""
 
 
-class AttemptEnded(Record):
-    """An attempt has ended, and the next step is decided."""
+class Pausing(Record):
+    """The next attempt waits, since one after the other has failed at once."""
 
-    history: History
-    """The attempt is the last one in it."""
-    decision: Decision
+
+class Restarting(Record):
+    """Another attempt begins."""
+
+    last: AttemptOutcome
+    """The attempt before it."""
+    number: int
+    """How many restarts were counted, with this one if it counts."""
+    most: int
+    """How many may be."""
+    is_counted: bool = True
+    """It uses one of the restarts that the user has granted."""
 
 
 class RestartFailed(Record):
@@ -315,21 +309,14 @@ class Outcome(Record):
 
     code: int
     """Exit code of the command (G2)."""
-    attempts: tuple[AttemptOutcome, ...]
-    """The last attempts, in order; at least one."""
+    last: AttemptOutcome
+    """The attempt that decided."""
     error: DslError | EngineError | None = None
     """Why the group could not be started again, if it should have been."""
     count: int = 1
     """How many attempts there were."""
-    tried: tuple[Tried, ...] = ()
-    """What is kept of all attempts."""
     lost_output: bool = False
     """The job has succeeded. The code is not 0 because some of its output could not be written."""
-
-    @property
-    def last(self) -> AttemptOutcome:
-        """The attempt that decided."""
-        return self.attempts[-1]
 
     @property
     def cause(self) -> Exit | None:

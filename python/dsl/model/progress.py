@@ -7,7 +7,6 @@ each time. After ten attempts that fail in the same way, we know that the next o
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.model.nodes import PeerFailure
 from dsl.model.outcome import Tried, own_code
 
 TYPE_CHECKING = False
@@ -138,5 +137,9 @@ def _cause_of(attempt: AttemptOutcome) -> str:
     if cause is not None:
         status = own_code(cause.status, is_stopped=cause.caused_by_stop)
         return f"{attempt.plan.workers[cause.worker].label} {status}"
+    if not attempt.news:
+        return ""
+    from dsl.model.nodes import PeerFailure
+
     told = [one for one in attempt.news if isinstance(one, PeerFailure)]
     return f"rank {told[0].rank} {told[0].code}" if told else ""

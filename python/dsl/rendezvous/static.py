@@ -9,7 +9,6 @@ from __future__ import annotations
 from dsl.errors import PortError
 from dsl.lists import LAST_PORT
 from dsl.model.job import Job, Meeting, Notice
-from dsl.model.outcome import Membership
 from dsl.model.request import DEFAULT_MASTER_PORT
 
 TYPE_CHECKING = False
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
                 DslError: the nodes do not meet.
             """
 
-        def membership(self) -> Membership:
-            """Say which nodes take part now."""
-
 
 class Static:
     """A job whose nodes never change. It may have only one node.
@@ -43,7 +39,6 @@ class Static:
         self._job = job
         self._node_rank = node_rank
         self._ports = ports
-        self._membership = Membership(job.node_count)  # asked for at every event
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:
         """The meeting of one attempt.
@@ -67,10 +62,6 @@ class Static:
             restarts=attempt,
             notices=notices,
         )
-
-    def membership(self) -> Membership:
-        """All nodes, always."""
-        return self._membership
 
     def _port(self, attempt: int) -> tuple[int, bool]:
         """The port of one attempt, and whether it replaces the default port."""

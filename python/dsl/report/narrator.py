@@ -24,13 +24,15 @@ from dsl.lists import counted
 from dsl.model.job import Notice
 from dsl.model.outcome import (
     REQUEUE_CODE,
-    AttemptEnded,
+    AttemptOutcome,
     AttemptStarted,
     Awaiting,
     Hang,
     Outcome,
     OutputCut,
+    Pausing,
     RestartFailed,
+    Restarting,
     TimerExpired,
 )
 from dsl.model.request import LEVELS, Level
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
     from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.outcome import AttemptOutcome
+    from dsl.model.outcome import Tried
 
     class Sink(Protocol):
         """Takes what the narrator says."""
@@ -99,6 +101,8 @@ class Narrator:
             from dsl.report.other_nodes import OtherNodes
 
             self._others = OtherNodes(self.say, self.warn, self._say_headline)
+        self._tried: tuple[Tried, ...] = ()
+        """What is kept of the attempts so far."""
         self._ended = 0
         self._dropped = 0
         self._has_paused = False
@@ -166,13 +170,17 @@ class Narrator:
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
         elif isinstance(event, Awaiting):
-            if self._judged is not None and not event.decision.code:
+            if self._judged is not None and not event.last.final_code:
                 self.say("all workers of this node ended well, waiting for the other nodes", "info")
-            elif self._others is None:
-                self._hear_pause(event)
-        elif isinstance(event, AttemptEnded):
-            is_own = self._judged is None and not self._plan.is_conducted  # else the conductor says it
-            if event.decision.kind == "restart" and is_own:
+        elif isinstance(event, Pausing):
+            self._hear_pause()
+        elif isinstance(event, AttemptOutcome):
+            if self._tried or event.cause is not None or self._others is not None:
+                from dsl.model.progress import with_attempt
+
+                self._tried = with_attempt(self._tried, event)
+        elif isinstance(event, Restarting):
+            if self._judged is None and not self._plan.is_conducted:  # else the conductor says it
                 self._hear_restart(event)
         elif isinstance(event, RestartFailed):
             self.say(f"error: the workers cannot be started again: {event.error}")
@@ -230,9 +238,9 @@ class Narrator:
         else:
             self.warn(f"ended what the workers had left running: {what}")
 
-    def _hear_pause(self, event: Awaiting) -> None:
+    def _hear_pause(self) -> None:
         """Say it once: a crash loop has many pauses."""
-        if event.decision.kind != "pause" or self._has_paused:
+        if self._has_paused:
             return
         self._has_paused = True
         from dsl.model.progress import SAME_HOSTS
@@ -265,23 +273,22 @@ class Narrator:
             self.say(f"{name} received: already stopping, {second}", "info")
         self._is_stopping |= event.action in ("stop", "ignore")
 
-    def _hear_restart(self, event: AttemptEnded) -> None:
+    def _hear_restart(self, event: Restarting) -> None:
         """Say why the last attempt has failed, and that there will be another one."""
-        if self._others is not None and self._others.hear_restart(event):
+        if self._others is not None and self._others.hear_restart(event, self._tried):
             return
-        history = event.history
         count = len(self._plan.workers)
         who = "the worker" if count == 1 else f"all {count} workers"
-        if not event.decision.counted:
+        if not event.is_counted:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
-        self._say_headline(history.attempts[-1])
-        for one in history.attempts[-1].lost_servers:
+        self._say_headline(event.last)
+        for one in event.last.lost_servers:
             if one.workers:
                 self.warn(f"fork server {one.server} is gone: workers are executed instead")
         from dsl.model.progress import restart_line
 
-        self.say(restart_line(who, history.restarts, history.max_restarts, history.tried), "warning")
+        self.say(restart_line(who, event.number, event.most, self._tried), "warning")
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         """Say how the job ended, in its last attempt."""
@@ -313,7 +320,7 @@ class Narrator:
         if causes and outcome.count > 1:
             from dsl.model.progress import failures_line
 
-            self.say(failures_line(outcome.count, outcome.tried), "error")
+            self.say(failures_line(outcome.count, self._tried), "error")
         if last.failures and last.cause is not None and judgement is not None:
             from dsl.report.summary import addition
 

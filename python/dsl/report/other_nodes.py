@@ -5,14 +5,14 @@ from __future__ import annotations
 from dsl.lists import counted
 from dsl.model.job import Notice
 from dsl.model.nodes import MeetingRefused, NodesMet, PeerFailure
-from dsl.model.outcome import AttemptEnded, AttemptStarted, Awaiting, MembershipChanged, Outcome
+from dsl.model.outcome import AttemptStarted, Awaiting, MembershipChanged, Outcome, Restarting
 from dsl.report.verdict import reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dsl.model.outcome import AttemptOutcome
+    from dsl.model.outcome import AttemptOutcome, Tried
     from dsl.model.request import Level
 
 
@@ -68,17 +68,16 @@ class OtherNodes:
         self._say(f"{_nodes(names, ' has', ' have')} left the job", "warning")
 
     def _hear_waiting(self, event: Awaiting) -> None:
-        last = event.history.attempts[-1]
-        kind, within_s = event.decision.kind, event.decision.within_s
-        if kind == "leave":
+        last, what, within_s = event.last, event.what, event.within_s
+        if what == "goodbye":
             self._is_leaving = True  # the verdict follows
             return
-        if last.ended.first_failure is not None and kind == "meet" and not self._is_blamed:
+        if last.ended.first_failure is not None and what == "meeting" and not self._is_blamed:
             self._is_blamed = True
             self._say_headline(last)
-        if kind == "finish" and last.plan.world_size > len(last.plan.workers):
+        if what == "end" and last.plan.world_size > len(last.plan.workers):
             self._say("all workers of this node ended well, waiting for the other nodes", "info")
-        elif kind == "doubt":
+        elif what == "loss":
             text = (
                 "a worker failed and no restart is left, making sure that it is not for want of a lost node"
             )
@@ -86,23 +85,23 @@ class OtherNodes:
         elif within_s:
             self._say(f"waiting {within_s:g} s before the next attempt", "info")
 
-    def hear_restart(self, event: AttemptEnded) -> bool:
+    def hear_restart(self, event: Restarting, tried: Sequence[Tried]) -> bool:
         """Say why there is another attempt; all nodes say the same. False: they have not met for it."""
-        history, met = event.history, self._met
+        met = self._met
         if met is None:
             return False
         again = f"starting all workers again with {counted(len(met.hosts), 'node')}"
         changes = [_nodes(met.joined, " joins", " join")] if met.joined else []
         changes += [_nodes(met.left, " has left", " have left")] if met.left else []
-        if not event.decision.counted:
+        if not event.is_counted:
             self._say(f"{', '.join(changes) or 'the nodes have changed'}: {again}", "info")
             return True
         from dsl.model.progress import crash_loop
 
-        loop = crash_loop(history.tried)
+        loop = crash_loop(tried)
         extra = "".join(f", {change}" for change in changes) + (f" ({loop})" if loop else "")
-        number = f"restart {history.restarts} of {history.max_restarts}"
-        self._say(f"{number}: {self._why(history.attempts[-1])}, {again}{extra}", "warning")
+        number = f"restart {event.number} of {event.most}"
+        self._say(f"{number}: {self._why(event.last)}, {again}{extra}", "warning")
         return True
 
     def _why(self, last: AttemptOutcome) -> str:

@@ -15,7 +15,6 @@ from dsl.errors import EventsFileError
 from dsl.machine.kernel_files import began_ns
 from dsl.machine.output_files import open_output, put, reason
 from dsl.model.outcome import (
-    AttemptEnded,
     AttemptOutcome,
     AttemptStarted,
     Hang,
@@ -23,6 +22,7 @@ from dsl.model.outcome import (
     Outcome,
     OutputCut,
     RestartFailed,
+    Restarting,
     TimerExpired,
 )
 from dsl.report.narrator import judge_attempt
@@ -149,7 +149,7 @@ class Recorder:
         elif isinstance(event, AttemptOutcome):
             if event.report is not None:
                 self.tell("Report", **_plain(event.report))
-        elif isinstance(event, AttemptEnded):
+        elif isinstance(event, Restarting):
             self._hear_restart(event)
         elif isinstance(event, MembershipChanged):
             self.membership(left=event.left, nodes=event.membership.node_count)
@@ -226,14 +226,13 @@ class Recorder:
         worker = self._plan.workers[index]
         return {"worker": index, "rank": worker.rank, "local_rank": worker.local_rank}
 
-    def _hear_restart(self, event: AttemptEnded) -> None:
-        last, decision = event.history.attempts[-1], event.decision
-        if decision.kind != "restart" or last.plan.is_conducted:
+    def _hear_restart(self, event: Restarting) -> None:
+        if event.last.plan.is_conducted:
             return
-        judgement = None if self.judged is not None else judge_attempt(last)
+        judgement = None if self.judged is not None else judge_attempt(event.last)
         lines = _verdict(judgement)
         why = lines[0] if lines else ""
-        self.restart(why, event.history.restarts, counted=decision.counted)
+        self.restart(why, event.number, counted=event.is_counted)
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         if outcome.last.plan.is_conducted:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dsl import Supervisor
     from dsl.agent.elsewhere import Elsewhere
     from dsl.model.job import NodePlan
-    from dsl.model.outcome import History
     from dsl.view.explain import explain as explain_stacks
     from dsl.view.lookout import FailureLook, HangWatcher
     from dsl.view.metrics import Metrics
@@ -53,7 +52,7 @@ class Watchers:
     def __init__(
         self,
         supervisor: Supervisor,
-        state: Callable[[], tuple[NodePlan, History, int, float]],
+        state: Callable[[], tuple[NodePlan, int, int, float]],
         command_pid: int,
         elsewhere: Elsewhere | None,
     ) -> None:

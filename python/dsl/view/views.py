@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dsl import Supervisor
     from dsl.agent.elsewhere import Elsewhere, Question
     from dsl.model.job import NodePlan, WorkerPlan
-    from dsl.model.outcome import History
 
 MOST_VIEWS = 16
 """Views into a job at a time. Further ones are turned away."""
@@ -74,8 +73,8 @@ class State(Record):
 
     plan: NodePlan
     """The plan of the present attempt."""
-    history: History
-    """The attempts before it."""
+    restarts: int
+    """How many restarts were counted before it."""
     started_ns: int
     """CLOCK_REALTIME when the first attempt began."""
     begin_s: float
@@ -238,7 +237,7 @@ class Views:
             host=os.uname().nodename,
             started_ns=state.started_ns,
             attempt=plan.attempt,
-            restarts=state.history.restarts,
+            restarts=state.restarts,
             nodes=nodes,
             workers=workers,
             is_whole=elsewhere is not None or plan.world_size == len(plan.workers),
@@ -356,7 +355,7 @@ def statuses(look: Look, state: State, supervisor: Supervisor, gpus: GpuUse) -> 
     ]
     for first in range(0, len(found), PART):
         part = tuple(found[first : first + PART])
-        restarts = state.history.restarts
+        restarts = state.restarts
         yield NodeStatus(look.number, plan.node_rank, plan.host, plan.attempt, part, restarts, age_ms)
 
 

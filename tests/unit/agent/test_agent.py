@@ -1,4 +1,4 @@
-"""The agent carries out what policy decides: with a supervisor that sends what the test has written down."""
+"""The agent carries out what is decided: with a supervisor that sends what the test has written down."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.support.conducting import a_job
 from tests.support.events import FakeSupervisor, a_plan, a_signal, an_exit, end, exited
 
 from dsl import EngineError
@@ -15,13 +16,11 @@ from dsl.agent.agent import Agent
 from dsl.errors import PortError
 from dsl.model.job import NodePlan
 from dsl.model.outcome import (
-    AttemptEnded,
     AttemptStarted,
-    Awaiting,
-    Membership,
-    MembershipChanged,
     Outcome,
+    Pausing,
     RestartFailed,
+    Restarting,
 )
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
@@ -33,7 +32,7 @@ class Plans:
     """A source of plans: numbers them, and refuses from attempt ``last`` on."""
 
     def __init__(self, max_restarts: int = 0, last: int = 99) -> None:
-        self.max_restarts = max_restarts
+        self.job = a_job(2, restarts=max_restarts)
         self.last = last
         self.prepared: list[int] = []
 
@@ -47,10 +46,6 @@ class Plans:
         """Note it."""
         self.prepared.append(plan.attempt)
         return plan
-
-    def membership(self) -> Membership:
-        """One node."""
-        return Membership(1)
 
 
 class Ear:
@@ -74,10 +69,9 @@ def run(
 
 def test_every_listener_hears_every_event_in_order_the_exits_and_the_end_among_them() -> None:
     outcome, _, ear = run(Plans(), WELL)
-    started, *engine, attempt, ended, last = ear.heard
+    started, *engine, attempt, last = ear.heard
     assert isinstance(started, AttemptStarted)
     assert engine == WELL
-    assert isinstance(ended, AttemptEnded)
     assert attempt is outcome.last
     assert last is outcome
     assert outcome.code == 0
@@ -89,29 +83,22 @@ def test_a_group_that_fails_is_planned_prepared_and_started_again() -> None:
     assert len(supervisor.started) == 3
     assert source.prepared == [1, 2]
     assert outcome.code == 0
-    assert [attempt.plan.attempt for attempt in outcome.attempts] == [0, 1, 2]
-    decisions = [one for one in ear.heard if isinstance(one, AttemptEnded)]
-    assert [(one.decision.kind, one.history.restarts) for one in decisions] == [
-        ("restart", 1),
-        ("restart", 2),
-        ("end", 2),
-    ]
+    assert (outcome.last.plan.attempt, outcome.count) == (2, 3)
+    again = [one for one in ear.heard if isinstance(one, Restarting)]
+    assert [(one.last.plan.attempt, one.number, one.most) for one in again] == [(0, 1, 2), (1, 2, 2)]
 
 
-def test_of_many_attempts_the_last_are_kept_and_a_crash_loop_waits() -> None:
+def test_a_crash_loop_waits() -> None:
     outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 7, WELL)
     assert (outcome.code, outcome.count, len(supervisor.started)) == (0, 8, 8)
-    assert [attempt.plan.attempt for attempt in outcome.attempts] == [5, 6, 7]
-    assert [(one.cause, one.count) for one in outcome.tried] == [("rank 1 7", 7), ("", 1)]
-    pauses = [one.decision.within_s for one in ear.heard if isinstance(one, Awaiting)]
-    assert pauses == pytest.approx([0.1, 0.2])
+    assert sum(isinstance(one, Pausing) for one in ear.heard) == 2
 
 
 @pytest.mark.guarantee("G2")
 def test_a_signal_ends_a_job_that_waits_to_be_started_again() -> None:
     outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 5, [*BADLY, a_signal(2)])
     assert (outcome.code, outcome.count, len(supervisor.started)) == (130, 6, 6)
-    assert isinstance(ear.heard[-2], AttemptEnded)
+    assert isinstance(ear.heard[-1], Outcome)
 
 
 def test_without_restarts_left_the_job_ends_with_the_code_of_its_cause() -> None:
@@ -145,33 +132,7 @@ def test_a_restart_that_the_engine_refuses_ends_the_job_as_its_last_attempt_did(
     outcome = Agent(source, source.plan(0), [ear]).run(Refusing(BADLY))  # type: ignore[arg-type]
     assert (outcome.code, outcome.cause) == (7, FAILED)
     assert isinstance(outcome.error, EngineError)
-    assert [type(one) for one in ear.heard[-3:]] == [RestartFailed, AttemptEnded, Outcome]
-
-
-class Store:
-    """A channel: what is put into it is read once, and its descriptor says so."""
-
-    deadline_s: float | None = None
-
-    def __init__(self, *events: object) -> None:
-        self._events = list(events)
-        self._read, self._write = os.pipe()
-        os.write(self._write, b"x" if events else b"")
-
-    def fileno(self) -> int:
-        """The end of a pipe."""
-        return self._read
-
-    def read(self) -> list[object]:
-        """Once."""
-        os.read(self._read, 1)
-        events, self._events = self._events, []
-        return events
-
-    def close(self) -> None:
-        """Both ends."""
-        os.close(self._read)
-        os.close(self._write)
+    assert [type(one) for one in ear.heard[-3:]] == [Restarting, RestartFailed, Outcome]
 
 
 class Polled(FakeSupervisor):
@@ -182,21 +143,6 @@ class Polled(FakeSupervisor):
     def fileno(self) -> int:
         """Always readable."""
         return self.ready
-
-
-def test_nodes_that_wait_to_join_stop_the_group_and_start_it_anew_without_counting() -> None:
-    store = Store(MembershipChanged(Membership(1, waiting=1)))
-    stopped = [exited(an_exit(0, signal=15, by_us=True)), end()]
-    supervisor = Polled(stopped, WELL)
-    supervisor.ready = os.open("/dev/zero", os.O_RDONLY)
-    try:
-        source = Plans()
-        outcome = Agent(source, source.plan(0), [], [store]).run(supervisor)  # type: ignore[arg-type]
-    finally:
-        store.close()
-        os.close(supervisor.ready)
-    assert supervisor.stops == [(15, None)]
-    assert (outcome.code, len(outcome.attempts), source.prepared) == (0, 2, [1])
 
 
 def test_an_error_of_the_first_start_is_the_callers() -> None:

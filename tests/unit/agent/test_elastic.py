@@ -10,13 +10,11 @@ from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_
 
 from dsl import Ended, Exit
 from dsl._record import replace
-from dsl.agent.elastic import DOUBT_S, Elastic
+from dsl.agent.elastic import DOUBT_S, Elastic, History, Step
 from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import (
     REQUEUE_CODE,
-    Decision,
-    History,
     Membership,
     MembershipChanged,
     PatienceOver,
@@ -45,14 +43,15 @@ def decide(
     least: int = 2,
     plan: Any = None,
     **fields: Any,
-) -> Decision:
-    attempts = [] if ended is None else [an_attempt(plan or a_plan(2), exits, ended, news=tuple(news))]
+) -> Step:
+    last = None if ended is None else an_attempt(plan or a_plan(2), exits, ended, news=tuple(news))
     told = (*news, event) if event is not ended else tuple(news)
-    history = History(**{"max_restarts": 3, "attempts": tuple(attempts), "news": told, **fields})
+    event = last if event is ended else event
+    history = History(**{"max_restarts": 3, "last": last, "news": told, **fields})
     return Elastic(least, 2, preempt_signal=10).decide(history, event, membership)
 
 
-def after(ended: Ended, *exits: Exit, **fields: Any) -> Decision:
+def after(ended: Ended, *exits: Exit, **fields: Any) -> Step:
     return decide(ended, exits=exits, ended=ended, **fields)
 
 
@@ -127,11 +126,11 @@ def test_a_failure_too_many_is_doubted_while_a_node_may_be_lost(
 @pytest.mark.parametrize(
     "event, membership, expected",
     [
-        (LEFT, Membership(1), Decision("meet", counted=False)),
+        (LEFT, Membership(1), Step("meet", counted=False)),
         (PatienceOver(), TWO, "final"),
         (MembershipChanged(Membership(2, waiting=1)), Membership(2, waiting=1), "final"),
         (PEER, TWO, "final"),
-        (MembershipChanged(TWO), TWO, Decision("go_on")),
+        (MembershipChanged(TWO), TWO, Step("go_on")),
         (CLOSED, CLOSED.membership, 7),
         (LAST, TWO, 9),
         (LOST, TWO, 7),
@@ -148,7 +147,7 @@ def test_the_end_of_a_doubt(event: object, membership: Membership, expected: obj
         restarts=3,
         awaits="doubt",
     )
-    if isinstance(expected, Decision):
+    if isinstance(expected, Step):
         assert decision == expected
     else:
         assert decision.kind in ("leave", "end")
@@ -157,7 +156,7 @@ def test_the_end_of_a_doubt(event: object, membership: Membership, expected: obj
 
 
 def test_a_group_that_ended_well_waits_for_the_others_whoever_waits_to_join() -> None:
-    assert after(end(), FINE, news=[JOINS]) == Decision("finish")
+    assert after(end(), FINE, news=[JOINS]) == Step("finish")
 
 
 @pytest.mark.parametrize(
@@ -269,16 +268,16 @@ def test_attempts_that_get_nowhere_wait_longer_each_time_and_end_one_day() -> No
     attempt = replace(an_attempt(a_plan(2), [FAILED], end(FAILED)), duration_s=1.0)
     pauses = []
     for count in range(1, 11):
-        history = History(99, (attempt,), count, (Tried(1.0, "rank 0 7", count),))
-        pauses.append(Elastic(1, 2, gives_up=True).decide(history, attempt.ended, TWO))
+        history = History(99, attempt, (Tried(1.0, "rank 0 7", count),))
+        pauses.append(Elastic(1, 2, gives_up=True).decide(history, attempt, TWO))
     assert [one.within_s for one in pauses[:5]] == [0, 0, 1, 2, 4]
     assert pauses[-1].kind == "leave"
     assert pauses[-1].closes
     assert "in the same way" in pauses[-1].why
     # Restarts that were asked for are the user's to spend.
-    assert Elastic(1, 2).decide(history, attempt.ended, TWO).kind == "meet"
+    assert Elastic(1, 2).decide(history, attempt, TWO).kind == "meet"
     # The number of nodes is fixed.
     history = replace(history, max_restarts=99)
-    assert Elastic(2, 2).decide(history, attempt.ended, TWO) == Decision("meet")
+    assert Elastic(2, 2).decide(history, attempt, TWO) == Step("meet")
     history = replace(history, tried=(Tried(0.5, "rank 0 7", 10),))
-    assert Elastic(2, 2).decide(history, attempt.ended, TWO) == Decision("meet", within_s=1.6)
+    assert Elastic(2, 2).decide(history, attempt, TWO) == Step("meet", within_s=1.6)

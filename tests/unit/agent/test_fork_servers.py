@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.conducting import a_job
 from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
 
 from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.model.job import ForkServer, NodePlan
-from dsl.model.outcome import Membership
 
 FAILED = an_exit(1, code=7)
 WELL = [exited(an_exit(0, code=0)), exited(an_exit(1, code=0)), end()]
@@ -31,7 +31,7 @@ class Plans:
     """A source of plans that the test has made."""
 
     def __init__(self, *plans: NodePlan) -> None:
-        self.max_restarts = len(plans) - 1
+        self.job = a_job(1, restarts=len(plans) - 1)
         self._plans = plans
 
     def plan(self, attempt: int) -> NodePlan:
@@ -41,10 +41,6 @@ class Plans:
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Nothing is needed."""
         return plan
-
-    def membership(self) -> Membership:
-        """One node."""
-        return Membership(1)
 
 
 class Ear:

@@ -21,7 +21,7 @@ from dsl._record import fields
 from dsl.agent import head as head_module
 from dsl.agent import starters as starters_module
 from dsl.agent.head import Head
-from dsl.agent.part import Orders, decide
+from dsl.agent.member import Member
 from dsl.agent.preflight import assignment_problem, meeting_problem
 from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
@@ -44,7 +44,6 @@ from dsl.control.messages import (
 )
 from dsl.launchers.base import Start
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
-from dsl.model.outcome import Membership
 from dsl.model.remote import Remote
 from dsl.model.request import Program
 from dsl.plan.worker import DEEPSPEED, ELASTIC
@@ -53,7 +52,6 @@ EACH = 100
 """Hostile words of one example for a head, and for an agent: a million in all with 5000 examples."""
 
 HOSTS = 3
-HISTORY = Mock(awaits="")
 NASTY: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 255, 256, 65_536, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308),
     *("", "x", "\x1b]0;x\x07", "\ud800", "\0", "x" * 10_000, [], {}, [[]], [1], ["x"], {"Hello": {}}),
@@ -385,36 +383,36 @@ def torment_an_agent(random: Random, count: int) -> None:
     left = count
     while left > 0:
         wire = Wire(core, -1, 0)
-        orders = Orders(talk, meeting) if random.random() < 0.7 else None
+        member = Member(talk, meeting) if random.random() < 0.7 else None
         while left > 0 and not wire.is_lost:
             if random.random() < 0.5:
                 left -= 1
                 wire.say(hostile(good, TO_AGENT, random))
             else:
                 wire.say(random.choice(good))
-            if orders is None:
-                orders = _begun(talk, job)
+            if member is None:
+                member = _begun(talk, job)
             else:
-                _go_on(orders, job)
+                _go_on(member, job)
         wire.end("closed")
         talk.receive()
 
 
-def _begun(talk: Talk, job: Job) -> Orders | None:
+def _begun(talk: Talk, job: Job) -> Member | None:
     """What an agent makes of the first words of its head."""
     for message in talk.receive():
         if isinstance(message, Assignment):
             assignment_problem(message)
         elif isinstance(message, Meeting) and not meeting_problem(message, job):
-            return Orders(talk, message)
+            return Member(talk, message)
     return None
 
 
-def _go_on(orders: Orders, job: Job) -> None:
+def _go_on(member: Member, job: Job) -> None:
     """While its workers run, and between two attempts."""
-    for event in orders.read():
-        decide(HISTORY, event, Membership(HOSTS))
-    meeting_problem(orders.meeting, job)
+    for event in member.read():
+        member.decide(event, None)
+    meeting_problem(member.meeting, job)
 
 
 @pytest.mark.parametrize("is_elastic", [False, True])

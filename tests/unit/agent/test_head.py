@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.support.events import a_report, an_exit, exited
+from tests.support.events import a_plan, a_report, an_attempt, an_exit, end, exited
 
 from dsl import Ended, Output, SignalReceived
 from dsl.agent.head import Head
@@ -189,7 +189,7 @@ def test_what_an_agent_says_does_nothing_to_the_terminal(capfd: pytest.CaptureFi
         (first, a_report(0, 3, rank=0, host=text)),
         (second, a_report(0, 143)),
     )
-    pdsh.head.hear(Outcome(3, (), None, 1, ()))
+    pdsh.head.hear(Outcome(3, an_attempt(a_plan(1), [], end())))
     said = capfd.readouterr().err
     assert said.count("host n0:  ok") >= 2
     assert said.replace("\n", "").isprintable()

@@ -49,7 +49,7 @@ def test_only_the_words_of_a_head_are_understood() -> None:
 
 def test_a_reason_not_to_start_is_sent_at_once_while_nothing_serves_the_connection() -> None:
     link = Mock()
-    head = HeadLink(Mock(), link, Console())
+    head = HeadLink(Mock(), link, Console(), Mock())
     head.refuse("dsl", "cannot start the process that watches the workers", 1)
     assert [one.args for one in link.send_now.mock_calls] == [
         (Refused("cannot start the process that watches the workers", 1),)
@@ -85,7 +85,7 @@ def test_the_allocation_of_a_job_ends_with_a_lost_head_alone(
 ) -> None:
     found: list[str] = []
     monkeypatch.setattr(node, "end_allocation", found.append)
-    head = HeadLink(Mock(), Mock(is_lost=is_lost), Console(), "77")
+    head = HeadLink(Mock(), Mock(is_lost=is_lost), Console(), Mock(), "77")
     assert head.leave(7) == 0
     assert found == ended
 

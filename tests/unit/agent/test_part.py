@@ -9,11 +9,12 @@ import pytest
 from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
 from dsl._record import replace
-from dsl.agent.part import HeadSink, Orders, Reporter, conducted, decide
+from dsl.agent.member import Member
+from dsl.agent.part import HeadSink, conducted
 from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Judgement, Report
-from dsl.model.outcome import AttemptStarted, History, Membership
+from dsl.model.outcome import AttemptStarted, Awaiting, Decision
 from dsl.report.narrator import Narrator
 
 FIRST = Meeting(0, 1, (2, 2), "10.0.0.1", 29500)
@@ -25,6 +26,7 @@ class Talk:
     deadline_s = None
 
     def __init__(self, *batches: Sequence[object]) -> None:
+        self.messages: list[object] = []
         self._batches = [list(batch) for batch in batches]
 
     def fileno(self) -> int:
@@ -36,12 +38,13 @@ class Talk:
         return self._batches.pop(0) if self._batches else []
 
     def send(self, message: object) -> None:
-        """Nobody hears it."""
+        """Keep it."""
+        self.messages.append(message)
 
 
 def test_the_conductor_says_which_attempt_follows_and_where_it_meets() -> None:
     again = replace(FIRST, attempt=1, round=1, port=29501)
-    orders = Orders(Talk([Stop(15, 3.0)], [again, Stop(15, 9.0)]), FIRST)
+    orders = Member(Talk([Stop(15, 3.0)], [again, Stop(15, 9.0)]), FIRST)
     assert orders.meet(0, 2) == FIRST
     assert orders.read() == [Stop(15, 3.0)]
     assert orders.read() == [again, Stop(15, 9.0)]
@@ -50,14 +53,14 @@ def test_the_conductor_says_which_attempt_follows_and_where_it_meets() -> None:
 
 def test_a_host_that_was_left_out_for_a_while_goes_on_with_the_number_of_the_others() -> None:
     later = replace(FIRST, attempt=5, round=5)
-    orders = Orders(Talk([later]), FIRST)
+    orders = Member(Talk([later]), FIRST)
     orders.read()
     assert orders.meet(5, 2) == later
 
 
 def test_the_judgement_of_the_whole_job_is_kept() -> None:
     judgement = Judgement(7)
-    orders = Orders(Talk([Over(judgement)]), FIRST)
+    orders = Member(Talk([Over(judgement)]), FIRST)
     assert orders.judgement is None
     orders.read()
     assert orders.judgement == judgement
@@ -75,7 +78,7 @@ def test_the_judgement_of_the_whole_job_is_kept() -> None:
 def test_the_workers_get_what_the_head_wants_and_are_stopped_without_one(
     message: object, expected: tuple[object, ...]
 ) -> None:
-    found = decide(History(0), message, Membership(2))
+    found = Member(Talk(), FIRST).decide(message, None)
     assert (found.kind, found.signum, found.grace_s) == expected
 
 
@@ -84,14 +87,13 @@ FAILED = an_attempt(a_plan(2), [CAUSE, an_exit(0, signal=15, by_us=True)], end(C
 
 
 def test_after_an_attempt_the_conductor_says_what_follows() -> None:
-    found = decide(History(0, (FAILED,)), FAILED.ended, Membership(2))
-    assert (found.kind, found.code) == ("meet", 7)
+    assert Member(Talk(), FIRST).decide(FAILED, FAILED) == Decision("go_on", told=Awaiting(FAILED))
 
 
 @pytest.mark.parametrize(
     "event, expected",
     [
-        (replace(FIRST, attempt=1, restarts=1), ("restart", 0)),
+        (replace(FIRST, attempt=1, restarts=1), ("start", 0)),
         (Stop(15, 3.0), ("go_on", 0)),  # it was for workers that had ended already
         (Forward(12), ("go_on", 0)),
         (Over(Judgement(9)), ("end", 9)),
@@ -103,14 +105,14 @@ def test_after_an_attempt_the_conductor_says_what_follows() -> None:
     ],
 )
 def test_between_two_attempts(event: object, expected: tuple[str, int]) -> None:
-    found = decide(History(1, (FAILED,), awaits="meet"), event, Membership(2))
+    found = Member(Talk(), FIRST).decide(event, FAILED)
     assert (found.kind, found.code) == expected
 
 
 @pytest.mark.parametrize("said, code", [(Over(Judgement(9)), 9), (Over(), 7), (Lost("is gone"), 7)])
 def test_who_has_heard_the_end_already_waits_for_nothing(said: object, code: int) -> None:
     last = replace(FAILED, news=(said,))
-    found = decide(History(1, (last,)), last.ended, Membership(2))
+    found = Member(Talk(), FIRST).decide(last, last)
     assert (found.kind, found.code) == ("end", code)
 
 
@@ -147,17 +149,17 @@ class Sent:
 
 @pytest.mark.guarantee("G3", "G4")
 def test_the_head_hears_of_a_failure_at_once_and_has_the_verdict_later() -> None:
-    send = Sent()
+    talk = Talk()
     plan = replace(a_plan(3), is_conducted=True)
     cause = an_exit(1, code=7)
-    reporter = Reporter(plan, send)
+    reporter = Member(talk, FIRST)
     reporter.hear(AttemptStarted(plan))
     reporter.hear(exited(cause))
     reporter.hear(exited(an_exit(0, signal=15, by_us=True)))
     others = [an_exit(0, signal=15, by_us=True), an_exit(2, code=1, by_us=True)]
     reporter.hear(an_attempt(plan, [cause, *others], end(cause)))
-    assert send.messages[:2] == [Running(0), Failing(0, 1, 7, cause.ended_ns)]
-    report = send.messages[2]
+    assert talk.messages[:2] == [Running(0), Failing(0, 1, 7, cause.ended_ns)]
+    report = talk.messages[2]
     assert isinstance(report, Report)
     assert (report.code, report.rank, report.failed_ns, report.host) == (7, 1, cause.ended_ns, plan.host)
     assert [(one.names, one.by_stop) for one in report.after] == [(("0",), True), (("2",), False)]

@@ -15,10 +15,9 @@ from tests.support.events import a_plan
 from dsl import EngineError, SpecError
 from dsl._record import replace
 from dsl.agent import session
-from dsl.agent.session import Crew, Hooks, Session
+from dsl.agent.session import Session, Side
 from dsl.errors import PortError
 from dsl.model.job import NodePlan, Notice
-from dsl.model.outcome import Membership
 
 MADE = Notice("info", "logs are here", is_made=True)
 KNOWN = Notice("warning", "it is slow")
@@ -27,7 +26,7 @@ KNOWN = Notice("warning", "it is slow")
 class Source:
     """Notes the steps of a launch."""
 
-    max_restarts = 0
+    job = None
 
     def __init__(self, plan: NodePlan | None = None) -> None:
         self.steps: list[object] = []
@@ -43,10 +42,6 @@ class Source:
         held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.steps.append("prepare, signals held" if held else "prepare")
         return plan
-
-    def membership(self) -> Membership:
-        """One node."""
-        return Membership(1)
 
     def finish(self, *, succeeded: bool) -> None:
         """Note it."""
@@ -113,7 +108,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_launch(source: Source, **parts: Any) -> Session:
     """A launch without listeners."""
-    return Session(source, lambda _: Crew([]), **parts)
+    return Session(source, Side(), **parts)
 
 
 def run_agent(
@@ -217,24 +212,25 @@ def test_what_is_known_is_told_before_anything_is_made_and_where_the_files_are_a
     def tell(_plan: NodePlan, notices: Sequence[Notice]) -> None:
         steps.extend(notices)
 
-    def crew(_plan: NodePlan) -> Crew:
-        steps.append("crew")
-        return Crew([])
+    class Noting(Side):
+        def listeners(self, plan: NodePlan) -> list[Any]:
+            steps.append("listeners")
+            return super().listeners(plan)
 
-    launch = Session(source, crew, notices=lambda _: (MADE, KNOWN), tell=tell, preview=preview)
+    launch = Session(source, Noting(), notices=lambda _: (MADE, KNOWN), tell=tell, preview=preview)
     assert launch.run_here(lambda outcome: outcome.code) == 3
-    assert steps == ["plan", KNOWN, "preview", "prepare", MADE, "crew", "remove"]
+    assert steps == ["plan", KNOWN, "preview", "prepare", MADE, "listeners", "remove"]
 
 
 def test_a_preview_that_is_all_makes_and_starts_nothing() -> None:
     source = Source()
-    launch = Session(source, failing(AssertionError), preview=lambda _: True)
+    launch = Session(source, Side(), preview=lambda _: True)
     assert launch.run_guarded() == 0
     assert launch.run_here(failing(AssertionError)) is None
     assert source.steps == ["plan", "plan"]
 
 
-@pytest.mark.parametrize("step", ["prepare", "crew", "run", "conclude"])
+@pytest.mark.parametrize("step", ["prepare", "listeners", "run", "conclude"])
 def test_an_error_at_any_step_of_a_launch_keeps_no_file_that_is_empty(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,10 +239,12 @@ def test_an_error_at_any_step_of_a_launch_keeps_no_file_that_is_empty(
     source = Source()
     if step == "prepare":
         monkeypatch.setattr(source, "prepare", failing(error))
-    crew = failing(error) if step == "crew" else lambda _: Crew([])
+    side = Side()
+    if step == "listeners":
+        monkeypatch.setattr(side, "listeners", failing(error))
     conclude = failing(error) if step == "conclude" else lambda outcome: outcome.code
     with pytest.raises(PortError):
-        Session(source, crew).run_here(conclude)
+        Session(source, side).run_here(conclude)
     assert source.steps[-1] == "keep"
 
 
@@ -280,7 +278,7 @@ def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_
 
     monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(ProcessEnded) as ended:
-        a_launch(source).run_joined(a_plan(2), Hooks(), join)
+        a_launch(source).run_joined(a_plan(2), join)
     assert ended.value.args == (3,)
     assert steps[:5] == ["fork", "join", "plan", "prepare, signals held", "keep"]
 
@@ -288,6 +286,6 @@ def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_
 def test_a_signal_that_ends_the_meeting_ends_the_job_with_its_code() -> None:
     source = Source()
     with pytest.raises(ProcessEnded) as ended:
-        a_launch(source).run_joined(a_plan(2), Hooks(), lambda _: 143)
+        a_launch(source).run_joined(a_plan(2), lambda _: 143)
     assert ended.value.args == (143,)
     assert set(source.steps) == {"keep"}

@@ -14,7 +14,7 @@ from dsl.agent.elastic import Elastic
 from dsl.agent.torch_nodes import Envoy
 from dsl.model.job import Meeting
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
-from dsl.model.outcome import AttemptEnded, Membership, MembershipChanged, Outcome, RestartFailed
+from dsl.model.outcome import Membership, MembershipChanged, Outcome, RestartFailed, Restarting
 from dsl.report.verdict import reason
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
@@ -61,6 +61,9 @@ class Rendezvous:
         events, self._events = self._events, []
         return events
 
+    def membership(self) -> Membership:
+        return Membership(2)
+
     def join(self, restarts: int, reason: str, pause_s: float = 0.0) -> None:
         self._order("join", restarts, reason, pause_s)
 
@@ -75,22 +78,15 @@ class Rendezvous:
         self._order(name, order.rank, order.code, order.failed and reason(order.failed))
 
 
-class Together(Plans):
-    """Plans of two nodes."""
-
-    def membership(self) -> Membership:
-        return Membership(2)
-
-
 def run(
     rendezvous: Any, *attempts: Sequence[Any], max_restarts: int = 3, least: int = 2, last: int = 99
 ) -> tuple[Outcome, Polled, Ear]:
-    supervisor, ear, source = Polled(*attempts), Ear(), Together(max_restarts, last)
+    supervisor, ear, source = Polled(*attempts), Ear(), Plans(max_restarts, last)
     supervisor.ready = os.open("/dev/zero", os.O_RDONLY)
     try:
         plan = source.plan(0)
-        listeners: list[Any] = [ear, Envoy(plan, rendezvous)]
-        agent = Agent(source, plan, listeners, [rendezvous], policy=Elastic(least, 2).decide)
+        envoy = Envoy(plan, rendezvous, Elastic(least, 2), max_restarts)
+        agent = Agent(source, plan, [ear, envoy], [rendezvous], decider=envoy)
         return agent.run(supervisor), supervisor, ear  # type: ignore[arg-type]
     finally:
         os.close(supervisor.ready)
@@ -122,12 +118,8 @@ def test_a_failure_is_told_at_once_and_counted_by_all_nodes() -> None:
     ]
     assert outcome.code == 0
     assert len(supervisor.started) == 3
-    ended = [one for one in ear.heard if isinstance(one, AttemptEnded)]
-    assert [(one.decision.kind, one.history.restarts) for one in ended] == [
-        ("restart", 2),
-        ("restart", 3),
-        ("end", 3),
-    ]
+    again = [one for one in ear.heard if isinstance(one, Restarting)]
+    assert [(one.number, one.most, one.is_counted) for one in again] == [(2, 3, True), (3, 3, True)]
 
 
 def test_when_restarts_are_spent_the_job_is_over_on_all_nodes() -> None:

@@ -187,7 +187,7 @@ def test_the_job_and_its_restarts_are_handed_over(started: Started, machine: Pat
     ((plan, planner),) = started
     assert [worker.argv for worker in plan.workers] == [(sys.executable, "-u", "t.py", "a b", "")] * 2
     assert (plan.group.grace_s, plan.command, plan.name) == (3, "dslrun", "t.py")
-    assert planner.max_restarts == 2
+    assert planner.job.max_restarts == 2
     assert (planner.run_dir or "").startswith(f"{machine}/tmp/dslrun_")
     second = planner.plan(1)
     assert (second.attempt, second.env["TORCHELASTIC_RESTART_COUNT"]) == (1, "1")

@@ -7,8 +7,8 @@ from typing import Any
 from tests.support.conducting import CLOSED, MS, elastic, messages
 from tests.support.events import a_report
 
+from dsl.conductor.attempts import LAST_CALL_S, TOGETHER_S
 from dsl.conductor.conductor import COMPANY_S, STEADY_S
-from dsl.conductor.gathering import LAST_CALL_S, TOGETHER_S
 from dsl.conductor.members import LONGEST_RETRY_S, MENDED_S, RETRY_S
 from dsl.conductor.orders import Dismiss, Drop, Reach
 from dsl.conductor.terms import START_S

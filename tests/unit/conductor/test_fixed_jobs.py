@@ -6,8 +6,8 @@ import pytest
 from tests.support.conducting import MS, Stage, begun, fixed, messages
 from tests.support.events import a_report
 
+from dsl.conductor.attempts import TOGETHER_S
 from dsl.conductor.conductor import FAREWELL_S
-from dsl.conductor.gathering import TOGETHER_S
 from dsl.conductor.orders import Dismiss, Speak
 from dsl.conductor.terms import START_S
 from dsl.control.clock import Clock

@@ -8,7 +8,6 @@ from tests.support.outcome import error_of
 
 from dsl.errors import PortError
 from dsl.model.job import Host, Job, MeetingPoint
-from dsl.model.outcome import Membership
 from dsl.model.request import Program
 from dsl.plan.worker import DEEPSPEED, TORCH
 from dsl.rendezvous.static import Static
@@ -70,7 +69,3 @@ def test_a_port_that_stands_in_for_the_usual_one_is_said() -> None:
     meeting = Static(torch_job(None), 0, make_facts(taken=(29500,)).ports).meet(0, 1)
     assert meeting.port == FREE_PORT
     assert [notice.text for notice in meeting.notices] == [f"master port 29500 is taken, using {FREE_PORT}"]
-
-
-def test_who_takes_part_never_changes() -> None:
-    assert Static(torch_job(7, nodes=3), 0, make_facts().ports).membership() == Membership(3)

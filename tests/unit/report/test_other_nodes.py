@@ -12,14 +12,13 @@ from dsl.evidence.reports import failed
 from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import MeetingRefused, NodesMet, PeerFailure
 from dsl.model.outcome import (
-    AttemptEnded,
+    AttemptOutcome,
     AttemptStarted,
     Awaiting,
-    Decision,
-    History,
     Membership,
     MembershipChanged,
     Outcome,
+    Restarting,
 )
 from dsl.report.narrator import Narrator
 
@@ -36,38 +35,36 @@ MET = NodesMet(MEETING, ("a", "b"))
 JOINED = NodesMet(MEETING, ("a", "b", "c"), joined=("c",))
 SHRUNK = NodesMet(MEETING, ("a",), left=("b",))
 AGAIN_ALONE = "starting all workers again with 1 node"
-AGAIN = Decision("restart", restarts=2)
-REGROUP = Decision("restart", counted=False)
-MEET = Awaiting(History(5, (OWN,)), Decision("meet"))
+MEET = Awaiting(OWN, "meeting")
 
 
-def restart(attempt: object, decision: Decision) -> AttemptEnded:
-    return AttemptEnded(History(5, (attempt,), restarts=2), decision)  # type: ignore[arg-type]
+def restart(last: AttemptOutcome, *, counted: bool = True) -> Restarting:
+    return Restarting(last, 2, 5, counted)
 
 
 @pytest.mark.parametrize(
     "events, said",
     [
         (
-            [MEET, MET, restart(OWN, AGAIN)],
+            [MEET, MET, restart(OWN)],
             [
                 "rank 1 (local rank 1, pid 1001, host node7) failed: exit code 7",
                 "restart 2 of 5: rank 1 on host node7 failed with 7, starting all workers again with 2 nodes",
             ],
         ),
         (
-            [PEER, MET, restart(VICTIM, AGAIN)],
+            [PEER, MET, restart(VICTIM)],
             ["restart 2 of 5: rank 3 on host b failed with 9, starting all workers again with 2 nodes"],
         ),
         (
-            [SHRUNK, restart(VICTIM, AGAIN)],
+            [SHRUNK, restart(VICTIM)],
             [
                 f"restart 2 of 5: a worker of another node failed, {AGAIN_ALONE}, node b has left",
             ],
         ),
-        ([JOINED, restart(VICTIM, REGROUP)], ["node c joins: starting all workers again with 3 nodes"]),
+        ([JOINED, restart(VICTIM, counted=False)], ["node c joins: starting all workers again with 3 nodes"]),
         (
-            [MembershipChanged(Membership(1), ("b",)), SHRUNK, restart(VICTIM, REGROUP)],
+            [MembershipChanged(Membership(1), ("b",)), SHRUNK, restart(VICTIM, counted=False)],
             ["node b has left the job", "node b has left: starting all workers again with 1 node"],
         ),
         (
@@ -84,27 +81,27 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
             [MembershipChanged(Membership(2), ("b",)), MembershipChanged(Membership(1), ("b", "b"))],
             ["node b has left the job", "node b has left the job"],
         ),
-        ([LAST, Outcome(9, (VICTIM,))], ["the job is over: rank 3 on host b failed: exit code 9"]),
+        ([LAST, Outcome(9, VICTIM)], ["the job is over: rank 3 on host b failed: exit code 9"]),
         (
-            [PEER, MeetingRefused("no"), Outcome(9, (VICTIM,))],
+            [PEER, MeetingRefused("no"), Outcome(9, VICTIM)],
             ["rank 3 on host b failed: exit code 9"],
         ),
         (
-            [MembershipChanged(Membership(1, is_closed=True), ("b",)), Outcome(1, (VICTIM,))],
+            [MembershipChanged(Membership(1, is_closed=True), ("b",)), Outcome(1, VICTIM)],
             ["node b has left the job", "node b has left, the job cannot go on"],
         ),
         (
-            [Awaiting(History(5, (BESIDE,)), Decision("finish"))],
+            [Awaiting(BESIDE, "end")],
             ["all workers of this node ended well, waiting for the other nodes"],
         ),
-        ([Awaiting(History(5, (WELL,)), Decision("finish"))], []),
+        ([Awaiting(WELL, "end")], []),
         ([Notice("info", "waiting for 1 of 2 nodes")], ["waiting for 1 of 2 nodes"]),
         (
             [MeetingRefused("it is gone", "lost"), MeetingRefused("it is gone", "lost")],
             ["warning: it is gone; the workers go on, but cannot be started again"],
         ),
         (
-            [Awaiting(History(5, (OWN,)), Decision("leave")), MeetingRefused("it is gone", "lost")],
+            [Awaiting(OWN, "goodbye"), MeetingRefused("it is gone", "lost")],
             [],
         ),
         (
@@ -125,7 +122,7 @@ def test_what_is_said(events: Sequence[object], said: list[str], capfd: pytest.C
 
 def test_a_failure_elsewhere_stands_beside_our_own(capfd: pytest.CaptureFixture[str]) -> None:
     narrator = Narrator(a_plan(2), has_others=True)
-    for event in (PEER, Outcome(7, (OWN,))):
+    for event in (PEER, Outcome(7, OWN)):
         narrator.hear(event)
     lines = capfd.readouterr().err.splitlines()
     assert lines[0].startswith("dsl: rank 1 (local rank 1, pid 1001, host node7) failed: ")

@@ -19,15 +19,13 @@ from dsl.errors import DslError, EventsFileError
 from dsl.model.job import Meeting
 from dsl.model.judgement import Judgement
 from dsl.model.outcome import (
-    AttemptEnded,
     AttemptStarted,
-    Decision,
-    History,
     Membership,
     MembershipChanged,
     Outcome,
     OutputCut,
     RestartFailed,
+    Restarting,
     TimerExpired,
 )
 from dsl.report.recorder import LONGEST_LINE, EventsFile, Recorder
@@ -59,9 +57,9 @@ class Book:
     [
         (AttemptStarted(PLAN), "AttemptStarted", {"ranks": [0, 1], "world_size": 2, "port": 29500}),
         (replace(FAILED, report=FAILED.report), "Report", {"code": 3, "ended": 2}),
-        (AttemptEnded(History(2, (FAILED,), restarts=1), Decision("restart")), "Restarting", {"restarts": 1}),
+        (Restarting(FAILED, 1, 2), "Restarting", {"restarts": 1}),
         (
-            AttemptEnded(History(2, (FAILED,), restarts=1), Decision("restart", counted=False)),
+            Restarting(FAILED, 1, 2, is_counted=False),
             "Restarting",
             {"counted": False},
         ),
@@ -69,7 +67,7 @@ class Book:
         (RestartFailed(DslError("no room")), "RestartFailed", {"why": "no room"}),
         (TimerExpired(9, "step", 9), "TimerExpired", {"pid": 9, "scope": "step", "signum": 9}),
         (OutputCut(3, None), "OutputCut", {"lines": 3, "signum": None}),
-        (Outcome(0, (WELL,)), "JobEnded", {"code": 0, "attempts": 1, "verdict": []}),
+        (Outcome(0, WELL), "JobEnded", {"code": 0, "attempts": 1, "verdict": []}),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, (str, dict)) else "",
 )
@@ -81,31 +79,29 @@ def test_what_an_event_becomes(event: object, name: str, fields: dict[str, Any])
 
 def test_an_attempt_that_ended_well_has_no_report() -> None:
     well = replace(WELL, report=None)
-    assert Book().hear(well, AttemptEnded(History(0, (well,)), Decision("end"))) == []
+    assert Book().hear(well) == []
 
 
 def test_the_end_names_the_first_failure_as_the_terminal_does() -> None:
-    (line,) = Book().hear(Outcome(3, (FAILED,)))
+    (line,) = Book().hear(Outcome(3, FAILED))
     assert line["verdict"][0].startswith("rank 1 (local rank 1, pid 1001, host node7) failed first")
 
 
 def test_where_a_conductor_judges_the_end_is_its_judgement() -> None:
     book = Book()
     book.recorder.judged = lambda: Judgement(9, fault="ssh was killed")
-    (line,) = book.hear(Outcome(9, (WELL,)))
+    (line,) = book.hear(Outcome(9, WELL))
     assert "ssh was killed" in line["verdict"][0]
 
 
 def test_a_conducted_node_leaves_restarts_and_the_end_to_the_head() -> None:
     failed = replace(FAILED, plan=replace(PLAN, is_conducted=True))
-    ended = AttemptEnded(History(1, (failed,)), Decision("restart"))
-    assert Book().hear(ended, Outcome(3, (failed,))) == []
+    ended = Restarting(failed, 1, 1)
+    assert Book().hear(ended, Outcome(3, failed)) == []
 
 
 def test_a_head_does_not_record_the_programs_that_reach_hosts() -> None:
-    names = [
-        one["event"] for one in Book(is_head=True).hear(AttemptStarted(PLAN), FAILED, Outcome(3, (WELL,)))
-    ]
+    names = [one["event"] for one in Book(is_head=True).hear(AttemptStarted(PLAN), FAILED, Outcome(3, WELL))]
     assert names == ["JobEnded"]
 
 
@@ -130,7 +126,7 @@ def test_a_head_counts_the_attempts_of_the_hosts_and_says_why_none_ran() -> None
         book.recorder.meeting("host n1", Meeting(attempt, 0, (2,), "a", 29500))
     book.recorder.restart("rank 1 failed first")
     book.recorder.beside = ("error: no host is there",)
-    *_, restart, end_ = book.hear(Outcome(1, (WELL,)))
+    *_, restart, end_ = book.hear(Outcome(1, WELL))
     assert (restart["attempt"], restart["restarts"]) == (1, None)
     assert (end_["attempts"], end_["verdict"]) == (2, ["error: no host is there"])
 
@@ -182,11 +178,9 @@ happenings = st.one_of(
     st.builds(
         lambda count, left: MembershipChanged(Membership(count), tuple(left)), counts, st.lists(any_text)
     ),
-    st.sampled_from([FAILED, WELL, Outcome(3, (FAILED,)), Outcome(0, (WELL,))]),
+    st.sampled_from([FAILED, WELL, Outcome(3, FAILED), Outcome(0, WELL)]),
     st.builds(
-        lambda restarts, counted, last: AttemptEnded(
-            History(9, (last,), restarts=restarts), Decision("restart", counted=counted)
-        ),
+        lambda restarts, counted, last: Restarting(last, restarts, 9, counted),
         *(counts, st.booleans(), st.sampled_from([FAILED, WELL])),
     ),
 )

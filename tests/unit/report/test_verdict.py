@@ -127,7 +127,7 @@ def test_a_user_who_ended_the_job_hears_how_the_workers_took_it(
         a_plan(5, preempt_signal=10), exits, end(stop_signal=signum), news=(object(), signal)
     )
     rest = "rank 1 ended (exit code 0), rank 2 killed (SIGKILL), rank 3 not started"
-    Narrator(attempt.plan).hear(Outcome(1, (attempt,)))
+    Narrator(attempt.plan).hear(Outcome(1, attempt))
     assert capfd.readouterr().err.splitlines()[-1] == f"dsl: {line}, {rest}"
 
 
