@@ -103,7 +103,7 @@ def make_parser() -> ToolParser:
     add("-e", "--exclude", metavar="FILTER", default="", help="run it on all hosts but these")
     add("--ssh_port", "--ssh-port", metavar="PORT", type=_up_to(LAST_PORT), help="port of the ssh servers")
     add("--max_at_once", "--max-at-once", metavar="N", type=_up_to(1024), default=AT_ONCE,
-        help="run it on so many hosts at once; others follow when these have ended")  # fmt: skip
+        help="run it on so many hosts at once; the next follows when one has ended")  # fmt: skip
     add("command", nargs="*", metavar="COMMAND", help="what each host runs")
     return parser
 
