@@ -274,15 +274,12 @@ class Agent:
         """What follows from an event. ``last``: the last attempt, if no worker runs."""
         if self._decider is None:
             job = self._source.job
-            # A node alone decides nothing if its workers have ended well, or may not start again.
-            has_choice = job is not None and (job.max_restarts > 0 or isinstance(event, Hang))
-            if not has_choice or not (
-                isinstance(event, Hang) or (last is not None and last.cause is not None)
-            ):
+            # There is nothing to decide if all workers have ended well, or may not start again.
+            has_failed = last is not None and last.cause is not None
+            if job is None or not (isinstance(event, Hang) or (has_failed and job.max_restarts)):
                 return GO_ON if last is None else Decision("end", code=last.final_code)
             from dsl.agent.alone import Alone
 
-            assert job is not None
             self._decider = decider = Alone(job, self._plan, self._begin_s)
             self._channels, self._listeners = (*self._channels, decider), (*self._listeners, decider)
             for one in self._news:

@@ -66,10 +66,11 @@ def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
     return [f"{who}: {why}" for who, why in told]
 
 
-class _Once:
-    """A source of one plan, which exists already."""
+class _Once(Side):
+    """A source of one plan, which exists already, and its report."""
 
     job = None
+    is_visible = False
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
@@ -80,6 +81,9 @@ class _Once:
     def prepare(self, plan: NodePlan) -> NodePlan:
         return plan
 
+    def listeners(self, plan: NodePlan) -> list[Listener]:
+        return [_Teller(plan)]
+
     def finish(self, *, succeeded: bool) -> None:
         pass
 
@@ -87,13 +91,7 @@ class _Once:
         pass
 
 
-class _Beside(Side):
-    is_visible = False
-
-    def listeners(self, plan: NodePlan) -> list[Listener]:
-        return [_Teller(plan)]
-
-
 def run_once(plan: NodePlan) -> int:
     """Run the plan, and return its exit code."""
-    return Session(_Once(plan), _Beside()).run_here(lambda outcome: outcome.code) or 0
+    once = _Once(plan)
+    return Session(once, once).run_here(lambda outcome: outcome.code) or 0

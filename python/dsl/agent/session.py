@@ -218,8 +218,8 @@ class Session:
         try:
             plan = self._prepare(plan)
             plan, calls = self._call_warm(plan, ())
-            agent = self._agent(plan)
             flush_output()
+            agent = self._agent(plan)
             agent.warm_calls = calls
             result = conclude(_run_here(agent, plan))
             succeeded = True

@@ -164,13 +164,13 @@ class Command:
         if planned.remote is not None:
             tell(planned.notices)
             return _start_on_hosts(planned, show, facts, background, recorder)
-        if planned.job.meeting.backend and planned.job.meeting.kind == "static":
+        if planned.job.meeting.way == "port":
             from dsl.agent import fixed_nodes
             from dsl.agent.joining import without_place
 
             again = without_place(argv, request.program, facts.environ)
             return fixed_nodes.start(planned, facts, again, tell, launch, let_go, is_dry=show.is_dry)
-        if planned.job.meeting.backend:
+        if planned.job.meeting.way == "store":
             from dsl.agent import torch_nodes
 
             gives_up = request.max_restarts is None

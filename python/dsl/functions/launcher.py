@@ -221,7 +221,7 @@ def run_request(
             )
             stack.callback(file.close)
         side = OneNode(source)
-        if planned.job.meeting.backend and planned.job.meeting.kind == "static":
+        if planned.job.meeting.way == "port":
             from dsl.agent.fixed_nodes import FixedNodes
 
             side = fixed = FixedNodes(planned, facts, source, _log_notice)
@@ -229,7 +229,7 @@ def run_request(
             stack.callback(fixed.close)
             fixed.enter()
             fixed.join()
-        elif planned.job.meeting.backend:
+        elif planned.job.meeting.way == "store":
             from dsl.agent.torch_nodes import TorchNodes
 
             side = torch = TorchNodes(planned, facts, gives_up=False)
@@ -347,7 +347,7 @@ def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any
     if outcome.cause is not None:
         failed = failure_of(plan.name, outcome.last)
         raise (unguarded(failed) or failed) from outcome.error
-    if outcome.code and not outcome.lost_output and type(side) is not OneNode:
+    if outcome.code and not outcome.lost_output and (side.is_judged or side.has_others):
         raise outcome.error or RendezvousError(_ended_elsewhere(outcome, side.judged()))
     return source.results(plan)
 

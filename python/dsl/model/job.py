@@ -136,6 +136,16 @@ class MeetingPoint(Record):
     local_address: str = ""
     """Address by which other nodes reach this node; empty: its name."""
 
+    @property
+    def way(self) -> Literal["alone", "port", "store"]:
+        """How nodes with a command each meet: at the ``port`` of node 0, or in torch's ``store``.
+
+        ``alone``: this command does without others.
+        """
+        if not self.backend:
+            return "alone"
+        return "port" if self.kind == "static" else "store"
+
 
 class Job(Record):
     """Everything that one command line starts, over all nodes and attempts.

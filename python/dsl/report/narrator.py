@@ -1,7 +1,7 @@
 """Tells the user what happens to a job: one narrator for all jobs, and a sink that takes its lines.
 
 The sink of the commands is the console. Launches from Python have the logger (`dsl.functions.launcher`), and
-an agent that a head conducts sends the lines to the head (`dsl.agent.part`).
+an agent that a head conducts sends the lines to the head (`dsl.agent.node`).
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def _plan(request: Request) -> NodePlan:
 
     facts = this_machine()
     planned = plan_job(request, facts)
-    if planned.remote is not None or planned.job.meeting.backend:
+    if planned.remote is not None or planned.job.meeting.way != "alone":
         raise DslError("no warm server for a job on several hosts: jobs of one host alone can start one")
     return Planner(planned, facts).plan(0)
 

@@ -11,9 +11,9 @@ import pytest
 from tests.support.machine import make_facts
 
 from dsl._record import replace
-from dsl.agent import other_node
+from dsl.agent import fixed_nodes
+from dsl.agent.fixed_nodes import OtherNode
 from dsl.agent.joining import job_key, joining_of, objection
-from dsl.agent.other_node import OtherNode
 from dsl.cli.torchrun import parse_args, to_request
 from dsl.errors import ControlError, OptionError, RendezvousError
 from dsl.plan.job import plan_job
@@ -121,9 +121,9 @@ def test_a_node_whose_calls_lead_nowhere_gives_up_in_time(end: str, monkeypatch:
 
     hub = Mock()
     hub.add.return_value.receive = receive
-    monkeypatch.setattr(other_node, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
-    monkeypatch.setattr(other_node, "connect", Mock())
-    monkeypatch.setattr(other_node, "Hub", lambda _silence_s: hub)
+    monkeypatch.setattr(fixed_nodes, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
+    monkeypatch.setattr(fixed_nodes, "connect", Mock())
+    monkeypatch.setattr(fixed_nodes, "Hub", lambda _silence_s: hub)
     told: list[Any] = []
     node = OtherNode(Mock(), joining("127.0.0.1", "--rdzv-conf timeout=7"), told.append)
     with pytest.raises(RendezvousError, match=r"^still waiting for node 0 after 7 s: (node 0|it) has "):

@@ -10,7 +10,7 @@ from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_
 
 from dsl._record import replace
 from dsl.agent.member import Member
-from dsl.agent.part import HeadSink, conducted
+from dsl.agent.node import HeadSink, conducted
 from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.model.job import Meeting, Notice
 from dsl.model.judgement import Judgement, Report

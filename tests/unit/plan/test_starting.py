@@ -11,7 +11,7 @@ from tests.support.outcome import assert_one_line, error_of
 from tests.support.requests import make_request, plan_of
 
 from dsl._record import replace
-from dsl.agent.part import conducted
+from dsl.agent.node import conducted
 from dsl.errors import OptionError
 from dsl.machine.cpus import NumaNode
 from dsl.machine.this_process import read_text
