@@ -126,4 +126,4 @@ example: ## a two-worker torch training on this machine
 .PHONY: clean
 clean: ## remove what was built (the environment in .venv stays)
 	rm -rf target dist bench-results .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find python tests kit scripts examples benches -name __pycache__ -type d -prune -exec rm -rf {} +
+	find python tests scripts examples benches -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benches.measure import Bars, Row, in_turns, medians, spread
-from kit.cluster import MPI, Cluster, Slurm, find_mpi
-from kit.waiting import until
+from tests.kit.cluster import MPI, Cluster, Slurm, find_mpi
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,9 +14,9 @@ from pathlib import Path
 from benches.measure import Row, in_turns, medians, spread
 from benches.programs import Programs
 from benches.torchrun_rows import Command, both
-from kit import processes
-from kit.elastic import EXAMPLE, steps
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.elastic import EXAMPLE, steps
+from tests.kit.waiting import until
 
 from dsl.machine.this_process import pick_free_port
 

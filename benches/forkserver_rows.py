@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benches.measure import Bars, Row, failed, in_turns, medians, spread, wall_s
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benches.measure import Row
 from benches.programs import ROOT
-from kit.slow_server import slow_server
+from tests.kit.slow_server import slow_server
 
 if TYPE_CHECKING:
     from benches.programs import Programs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from benches.measure import Bars, Row, in_turns, medians, spread, wall_s
-from kit.waiting import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from benches.programs import Programs
@@ -122,7 +122,7 @@ def failure_to_end(programs: Programs, workers: int, repeats: int) -> Row:
 
 def settle(pid: int) -> None:
     """Wait until the processes of a job have nothing left to do: no context switch for 50 ms."""
-    from kit import processes
+    from tests.kit import processes
 
     def quiet() -> bool:
         family = [pid, *processes.children(pid)]

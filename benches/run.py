@@ -42,7 +42,7 @@ from benches import (  # noqa: E402  needs the path above
 )
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
-from kit.cluster import packages  # noqa: E402  as above
+from tests.kit.cluster import packages  # noqa: E402  as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from pathlib import Path
 from benches.launch_rows import settle
 from benches.measure import Row
 from benches.programs import Programs
-from kit import processes
-from kit.users import as_ordinary_user
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.users import as_ordinary_user
+from tests.kit.waiting import until
 
 COUNT_LIMIT_S = 180.0
 

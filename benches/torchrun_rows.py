@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benches.measure import Bars, Row, in_turns, medians, spread, wall_s
-from kit.waiting import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benches.measure import Row
 from benches.programs import Programs
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 
 from dsl._core import vitals
 from dsl.view.jobs import RunningJob, running_jobs

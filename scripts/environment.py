@@ -248,9 +248,9 @@ def install_torch(python: str) -> None:
 
 
 def prepare_cluster(python: str, env: dict[str, str]) -> None:
-    """What the hosts of `kit/cluster` run. Without root there are no hosts, and the tests say so."""
+    """What the hosts of `tests/kit/cluster` run. Without root there are no hosts, and the tests say so."""
     if may_install():
-        call(python, "-m", "kit.cluster", env=env)
+        call(python, "-m", "tests.kit.cluster", env=env)
     else:
         say("tests across hosts will be skipped: they need root and apt-get")
 

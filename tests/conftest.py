@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import hypothesis
 import pytest
-from kit import cluster, processes
-from kit.waiting import until
 from scripts.environment import CODE, digest
+from tests.kit import cluster, processes
+from tests.kit.waiting import until
 from tests.support.skips import SkipWatch, skip_without_its_needs
 from tests.support.steadiness import LEFT_BEHIND, watch_steadiness
 

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.elastic import EXAMPLE, FROM, steps
 from tests.conftest import WaitUntil
+from tests.kit.elastic import EXAMPLE, FROM, steps
 
 # Importing torch takes many seconds on a cold disk.
 pytestmark = [

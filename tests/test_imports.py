@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python" / "dsl"
 # Folders of modules that are no part of the package: circles are judged in them, too.
-TOOLS = ("kit", "benches", "scripts")
+TOOLS = ("tests/kit", "benches", "scripts")
 
 # Rooms from the ground up: a module imports from its own room and from those before it. Whatever a module names in
 # its text counts, also inside a function and for the type checker alone.
@@ -87,7 +87,7 @@ MOST_PRIVATE_USES = 10
 def modules(folder: Path = PACKAGE) -> dict[str, ast.Module]:
     found = {}
     for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
+        parts = path.relative_to(PACKAGE.parent if folder == PACKAGE else ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     return found

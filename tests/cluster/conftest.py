@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
 from tests.conftest import WaitUntil
+from tests.kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
 from tests.support.backends import BACKENDS, Backend, find_backend
 from tests.support.fleet import PLAIN, SSH, Launch, Ways, everybody
 from tests.support.steadiness import LEFT_BEHIND

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
-from kit.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -25,7 +25,7 @@ LINE = 3
 ATTACH = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from kit.debugger import Debugger
+from tests.kit.debugger import Debugger
 with Debugger(int(sys.argv[1])) as debugger:
     debugger.attach(sys.argv[2], {LINE})
     thread = debugger.stopped()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.support.tunings import Tuning
 
 UNEVEN = ("node2 slots=4", "node0 slots=2", "node1 slots=3")

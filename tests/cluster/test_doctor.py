@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Slurm
-from kit.cluster.host import Host
+from tests.kit.cluster import Cluster, Slurm
+from tests.kit.cluster.host import Host
 
 import dsl
 

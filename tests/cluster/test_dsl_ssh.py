@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster
 
 NASTY = (
     *(

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
-from kit.cluster.host import Host
+from tests.kit.cluster import Cluster
+from tests.kit.cluster.host import Host
 from tests.support.interrupts import assert_silent
 
 ENV = {"DS_ACCELERATOR": "cpu"}

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit.cluster import MPI, Cluster
+from tests.kit.cluster import MPI, Cluster
 from tests.support.elastic import BOUND_S, HEARTBEAT_S, SLOTS, elastic
 from tests.support.fleet import SSH, Ways, gone_within, kill
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Host
-from kit.waiting import until
+from tests.kit.cluster import Cluster, Host
+from tests.kit.waiting import until
 from tests.support.elastic import HEARTBEAT_S, Job, elastic
 from tests.support.fleet import SSH, gone_within, kill
 

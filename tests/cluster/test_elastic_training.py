@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.support.elastic import HEARTBEAT_S, Job
 from tests.support.fleet import Ways, gone_within, running
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
-from kit.cluster.packages import debian_packages
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster
+from tests.kit.cluster.packages import debian_packages
 from tests.support.delegates import QUICK, Nursery, driven, met, opening
 
 from dsl.model.nodes import NodesFinished, PeerFailure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.support.backends import Backend
 from tests.support.recorded import only, recorded
 

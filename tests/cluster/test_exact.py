@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.cluster import MPI, Cluster
+from tests.kit.cluster import MPI, Cluster
 from tests.support.backends import Backend
 
 from dsl.model.remote import RANK_LAUNCHERS

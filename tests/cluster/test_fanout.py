@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 ENV = {"DS_ACCELERATOR": "cpu", "DSL_SSH_FANOUT": "2"}
 WORKER = """

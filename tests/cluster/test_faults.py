@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.cluster import MPI, Cluster, Slurm
 from tests.conftest import WaitUntil
+from tests.kit.cluster import MPI, Cluster, Slurm
 from tests.support.fleet import PLAIN, SSH, WILD, Launch, Ways, gone_within, kill, running
 
 pytestmark = pytest.mark.guarantee("G1", "G2", "G3", "G4")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.cluster import Cluster
-from kit.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 from tests.support.fleet import gone_within, lost
 from tests.support.jobs import complete_lines
 

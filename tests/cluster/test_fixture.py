@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Host, Mpi, Slurm, find_mpi, standing
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster, Host, Mpi, Slurm, find_mpi, standing
 
 
 def test_hosts_reach_each_other_by_ssh(hosts: Cluster) -> None:
@@ -164,7 +164,7 @@ def test_a_second_cluster_with_the_same_addresses_is_apart(hosts: Cluster) -> No
 
 def test_a_host_ends_with_whoever_started_it(hosts: Cluster, wait_until: WaitUntil) -> None:
     program = (
-        "from kit.cluster import Cluster; import time\n"
+        "from tests.kit.cluster import Cluster; import time\n"
         "with Cluster(1) as one: print(one[0].pid, one.state, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.cluster import Cluster
-from kit.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 from tests.support.fleet import SSH, Fleet, Ways, gone_within, kill, running
 from tests.support.forks import HIDDEN
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Host
-from kit.waiting import until
+from tests.kit.cluster import Cluster, Host
+from tests.kit.waiting import until
 from tests.support.hangs import KINDS, ODD, RANKS, WORKER, check
 from tests.support.memory import memory_limit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

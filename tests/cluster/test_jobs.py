@@ -10,9 +10,9 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from kit.cluster import MPI, Cluster, Host, Mpi, Slurm, find_mpi
-from kit.cluster.host import HostProcess
-from kit.waiting import until
+from tests.kit.cluster import MPI, Cluster, Host, Mpi, Slurm, find_mpi
+from tests.kit.cluster.host import HostProcess
+from tests.kit.waiting import until
 from tests.support.backends import BACKENDS, Backend
 
 from dsl.lists import TASKS

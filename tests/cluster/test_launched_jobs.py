@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Mpi
+from tests.kit.cluster import Cluster, Mpi
 
 HOSTFILE = "node2 slots=2\nnode0 slots=1\nnode1 slots=3\n"
 # MPICH 4.0.2 sometimes hangs when it is shut down, without dsl, too.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from kit.cluster import MPI, find_mpi
+from tests.kit.cluster import MPI, find_mpi
 from tests.support.launchers import starts
 
 from dsl.launchers.base import ENDED, PLACE
@@ -19,8 +19,8 @@ from dsl.model.remote import RANK_LAUNCHERS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kit.cluster import Cluster, Host
     from tests.conftest import WaitUntil
+    from tests.kit.cluster import Cluster, Host
 
     from dsl.launchers.base import Start
     from dsl.model.remote import LauncherName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.support.fleet import PLAIN, WILD, Launch, Ways, gone_within, lost
 
 pytestmark = pytest.mark.guarantee("G1", "G2")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Host
-from kit.elastic import EXAMPLE, PORT, Step, Training, etcd, rendezvous, steps
-from kit.waiting import until
+from tests.kit.cluster import Cluster, Host
+from tests.kit.elastic import EXAMPLE, PORT, Step, Training, etcd, rendezvous, steps
+from tests.kit.waiting import until
 from tests.support.fleet import Ways, gone_within, running
 
 pytestmark = pytest.mark.torch

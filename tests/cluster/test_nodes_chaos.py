@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.chaos import MOST, Chaos, chaos
-from kit.cluster import Cluster
-from kit.elastic import etcd, store
+from tests.kit.chaos import MOST, Chaos, chaos
+from tests.kit.cluster import Cluster
+from tests.kit.elastic import etcd, store
 from tests.support.fleet import gone_within
 
 pytestmark = pytest.mark.torch

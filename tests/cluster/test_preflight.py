@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster
 from tests.support.fleet import gone_within
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.support.fleet import gone_within
 
 Refused = Callable[..., list[str]]

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Slurm
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster, Slurm
 from tests.support.batch import Batch
 
 ROOT = Path(__file__).resolve().parents[2]

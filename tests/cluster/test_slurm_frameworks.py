@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from kit.cluster import Cluster, Slurm
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster, Slurm
 from tests.support.batch import Batch
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "frameworks" / "scripts"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from kit.cluster import Cluster, Slurm
-from kit.cluster.gpus import show_gpus
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster, Slurm
+from tests.kit.cluster.gpus import show_gpus
 from tests.support.batch import Batch
 
 from dsl.lists import TASKS

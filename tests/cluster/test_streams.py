@@ -10,8 +10,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster
-from kit.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 from tests.support.fleet import SSH, Fleet, Launch, Ways, gone_within
 from tests.support.logs import Found, check, is_full
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.cluster import Cluster, Host
-from kit.waiting import until
+from tests.kit.cluster import Cluster, Host
+from tests.kit.waiting import until
 from tests.support.backends import Backend
 from tests.support.jobs import complete_lines
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.cluster import Cluster, Slurm, find_mpi
 from tests.conftest import WaitUntil
+from tests.kit.cluster import Cluster, Slurm, find_mpi
 from tests.support.fleet import gone_within
 
 NODE0 = "--master-addr node0 --master-port 29555 --preempt-signal USR1"

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.fork_server import Command, leaver, server_pids
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]

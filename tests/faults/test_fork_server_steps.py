@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.fork_server import Command, forked, server, server_pids
 from tests.support.group import Group
 

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from kit import processes
-from kit.waiting import until
 from tests.faults.matrix import CASES, SAMPLE_AT_64, SAMPLE_ON_A_SCREEN, Case, announced, words
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import SCREENS, Job, running
 from tests.support.tally import Run, Tally

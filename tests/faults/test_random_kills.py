@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.processes import Process
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.processes import Process
+from tests.kit.waiting import until
 from tests.support.arena import Arena
 from tests.support.bystanders import Bystanders
 from tests.support.command import dsl_line

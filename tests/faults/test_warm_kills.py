@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.arena import Arena
 from tests.support.bystanders import Bystanders
 from tests.support.warm import Place

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit import processes
+from tests.kit import processes
 from tests.support.arena import Arena
 from tests.support.bystanders import Bystanders
 from tests.support.warm import Place

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.debugger import Debugger
-from kit.waiting import until
+from tests.kit.debugger import Debugger
+from tests.kit.waiting import until
 
 from dsl.machine.this_process import port_is_free
 

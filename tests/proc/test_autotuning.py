@@ -13,8 +13,8 @@ from base64 import urlsafe_b64decode
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.terminal import terminal
 from tests.support.tunings import SCRIPT, Tuning
 

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.namespaces import unshared
 from tests.support.places import free_port

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.users import as_ordinary_user
+from tests.kit.users import as_ordinary_user
 from tests.support.jobs import running
 
 pytestmark = pytest.mark.guarantee("G8")

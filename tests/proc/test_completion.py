@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.terminal import terminal
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.terminal import Terminal
 from tests.support.terminal import terminal as support_terminal

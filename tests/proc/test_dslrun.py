@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kit import processes
-from kit.waiting import until
 from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.jobs import running
 
 WORKERS = Path(__file__).resolve().parent.parent / "workers"

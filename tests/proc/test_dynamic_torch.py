@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.jobs import Job, complete_lines, running
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]

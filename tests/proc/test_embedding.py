@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.group import Group
 from tests.support.jobs import TOKEN
 

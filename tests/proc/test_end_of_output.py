@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.logs import Found, check
 

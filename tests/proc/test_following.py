@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 

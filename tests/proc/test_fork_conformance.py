@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.users import as_ordinary_user
+from tests.kit.users import as_ordinary_user
 from tests.support import forks as support
 from tests.support.forks import HIDDEN, Forks, Result
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support import functions
 from tests.support.jobs import TOKEN
 

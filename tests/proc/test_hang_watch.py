@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from kit.slow_server import slow_server
-from kit.waiting import until
+from tests.kit.slow_server import slow_server
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.recorded import only, recorded

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.hangs import KINDS, ODD, RANKS, WORKER, check
 from tests.support.jobs import Job, running
 from tests.support.memory import memory_limit

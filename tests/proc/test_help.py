@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.terminal import terminal
 
 if TYPE_CHECKING:

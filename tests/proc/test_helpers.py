@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, complete_lines, running
 from tests.support.warm import Place

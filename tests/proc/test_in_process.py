@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 
 import dsl.launch
 import dsl.run

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.group import Group
 
 from dsl import (

@@ -92,7 +92,7 @@ def test_too_few_processes_in_the_control_group(dsl_command: Path, testchild: Pa
 @pytest.mark.root
 def test_the_process_limit_of_an_ordinary_user(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
     """RLIMIT_NPROC does not bind root, so the worker is started by somebody else."""
-    from kit.users import as_ordinary_user
+    from tests.kit.users import as_ordinary_user
 
     tmp_path.chmod(0o777)
     started = tmp_path / "started"

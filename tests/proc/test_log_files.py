@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.logs import LogGroup

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.logs import Found, LogGroup, check, is_full
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G6")]

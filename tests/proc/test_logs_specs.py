@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.jobs import running
 
 PACKAGE = """

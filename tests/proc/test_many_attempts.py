@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 
 WORKERS = Path(__file__).resolve().parent.parent / "workers"
 OPTIONS = {

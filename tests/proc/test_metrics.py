@@ -16,9 +16,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
 from prometheus_client.parser import text_string_to_metric_families
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 

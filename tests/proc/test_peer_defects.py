@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.jobs import Job
 from tests.support.links import until as until_messages
 from tests.support.places import KEY, Nodes, a_hello, caller, free_port

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.users import as_ordinary_user
+from tests.kit.users import as_ordinary_user
 from tests.support.arena import arena
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running

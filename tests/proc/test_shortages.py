@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from kit.users import as_ordinary_user
-from kit.waiting import until
+from tests.kit.users import as_ordinary_user
+from tests.kit.waiting import until
 from tests.support.arena import Arena, arena
 from tests.support.jobs import Job, running
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.jobs import Job, running
 
 from dsl import Guard, SpecError

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 from tests.support.jobs import Job, running
 from tests.support.places import Nodes
 

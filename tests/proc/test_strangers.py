@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.processes import Process
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.processes import Process
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import complete_lines, running
 

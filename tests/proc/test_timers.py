@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.jobs import running
 
 from dsl.agent import timers
@@ -262,7 +262,7 @@ def test_a_killed_agent_leaves_no_fifo(dslrun: Path, tmp_path: Path, temporary: 
 
 @pytest.mark.engine
 def test_nobody_wakes_up_for_a_timer_that_is_far_away(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
-    from kit import processes
+    from tests.kit import processes
 
     text = """
 acquire("far", 3600)

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.namespaces import unshared
 from tests.support.places import free_port
 from tests.support.terminal import terminal as a_terminal

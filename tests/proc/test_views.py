@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 from tests.support.terminal import terminal

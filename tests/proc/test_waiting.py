@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.group import Group
 
 from dsl import Ended, EngineError, Event, Exited, LaunchSpec, Started, Supervisor, WorkerSpec

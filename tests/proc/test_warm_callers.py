@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.warm import Place
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 
 
 class User:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.warm import Place, read_json
 
 pytestmark = pytest.mark.timeout(300)

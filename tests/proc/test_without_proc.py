@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kit import processes
-from kit.users import as_ordinary_user
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.users import as_ordinary_user
+from tests.kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import complete_lines, running
 from tests.support.namespaces import unshared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kit.cluster import MPI, Cluster, find_mpi
+from tests.kit.cluster import MPI, Cluster, find_mpi
 
 BACKENDS = ("ssh", "pdsh", *MPI, "slurm")
 """Each word of ``--launcher``, and two versions of those that differ much. Slurm has to be up."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kit.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "slurm"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}

@@ -9,9 +9,9 @@ import subprocess
 import uuid
 from pathlib import Path
 
-from kit import processes
-from kit.processes import Process
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.processes import Process
+from tests.kit.waiting import until
 from tests.support.arena import Arena
 
 MEMBERS = 4

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kit.cluster import Cluster
-from kit.waiting import until
+from tests.kit.cluster import Cluster
+from tests.kit.waiting import until
 from tests.support.fleet import Fleet, Ways, running
 
 HEARTBEAT_S = 3.0

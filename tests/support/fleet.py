@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kit import processes
-from kit.cluster import Cluster, Host
-from kit.cluster.host import HostProcess, Running
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.cluster import Cluster, Host
+from tests.kit.cluster.host import HostProcess, Running
+from tests.kit.waiting import until
 
 Identity = tuple[str, int, int]
 Others = AbstractSet[Identity]

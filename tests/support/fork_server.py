@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kit import processes
+from tests.kit import processes
 from tests.support.command import WITH_ODD_ENTRIES
 
 from dsl import WorkerSpec

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from kit import processes
-from kit.processes import Process
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.processes import Process
+from tests.kit.waiting import until
 
 SCREENS = ("tostop", "background")
 """Terminals that stop whoever writes to them from the background. ``background``: the command is there, too."""

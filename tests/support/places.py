@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.jobs import Job, complete_lines, running
 
 from dsl import __version__

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kit.waiting import until
+from tests.kit.waiting import until
 from tests.support.namespaces import unshared
 from tests.support.warm import Place
 

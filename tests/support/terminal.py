@@ -12,7 +12,7 @@ import sys
 import termios
 from collections.abc import Iterator, Mapping, Sequence
 
-from kit.waiting import until
+from tests.kit.waiting import until
 
 MODES = ("foreground", "tostop", "background")
 """How a terminal's command is started.

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kit import processes
-from kit.processes import Process
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.processes import Process
+from tests.kit.waiting import until
 
 from dsl._core import warm_answer, warm_call
 

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit import processes
-from kit.processes import Process
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.processes import Process
+from tests.kit.waiting import until
 from tests.support.arena import Arena
 from tests.support.warm import Place, command_line
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from kit.waiting import until
+from tests.kit.waiting import until
 
 from dsl.machine.crowd import MOST_CLIENTS, close, serve
 

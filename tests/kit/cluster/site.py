@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from kit.cluster.packages import Missing, debian_packages
-from kit.waiting import until
+from tests.kit.cluster.packages import Missing, debian_packages
+from tests.kit.waiting import until
 
 PREFIX = "dsl-cluster-"
 """Of a cluster's directory, and of its cgroup."""

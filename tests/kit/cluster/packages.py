@@ -1,6 +1,6 @@
 """The programs that only hosts see: downloaded and unpacked into a cache, never installed.
 
-    python -m kit.cluster      make the cache complete
+    python -m tests.kit.cluster      make the cache complete
 
 The cache is `$DSL_TEST_CACHE`, else `dsl-test` in the user's cache directory. What is complete there is never
 changed again, so that clusters of other checkouts may use it meanwhile.

@@ -6,7 +6,7 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
-from kit.waiting import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

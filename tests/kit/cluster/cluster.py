@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.cluster.host import Host
-from kit.cluster.packages import Missing
-from kit.cluster.site import PREFIX, Site
-from kit.waiting import until
+from tests.kit.cluster.host import Host
+from tests.kit.cluster.packages import Missing
+from tests.kit.cluster.site import PREFIX, Site
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,18 +13,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kit import processes
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from tests.kit.cluster import Cluster, Host
+    from tests.kit.cluster.host import HostProcess
     from typing_extensions import Self  # for the type checker alone
 
-    from kit.cluster import Cluster, Host
-    from kit.cluster.host import HostProcess
-
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_elastic.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_elastic.py"
 PORT = 29400
 STEP = re.compile(r"\bstep (\d+) world (\d+) restarts (\d+) reason (\w+) loss (\S+)$", re.MULTILINE)
 FROM = re.compile(r"\bfrom step (\d+) world (\d+) restarts (\d+) reason (\w+)$", re.MULTILINE)

@@ -1,6 +1,6 @@
 """Random harm to an elastic training on several hosts, from a seed: the same for `dslrun` and torchrun.
 
-    python -m kit.chaos --command .venv/bin/torchrun --events 20 --seed 1
+    python -m tests.kit.chaos --command .venv/bin/torchrun --events 20 --seed 1
 
 After each event the training has to go on, with as many nodes as are there, whenever that is enough of them.
 """
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from kit.cluster import Cluster, Host
-from kit.elastic import Node, Training, etcd, rendezvous, store
+from tests.kit.cluster import Cluster, Host
+from tests.kit.elastic import Node, Training, etcd, rendezvous, store
 
 LEAST, MOST = 2, 4
 SETTINGS = {"last_call_timeout": 1, "keep_alive_interval": 1, "read_timeout": 5, "join_timeout": 300}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.cluster.host import Host
+from tests.kit.cluster.host import Host
 
 KEPT = ("null", "zero", "full", "random", "urandom", "tty")
 """What every process may count on in ``/dev``."""

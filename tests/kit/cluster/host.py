@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kit import processes
-from kit.cluster.site import BOOT_S, PATH, Site, answer
-from kit.waiting import until
+from tests.kit import processes
+from tests.kit.cluster.site import BOOT_S, PATH, Site, answer
+from tests.kit.waiting import until
 
 NAMESPACES = ("net", "uts", "mount", "pid", "ipc")
 

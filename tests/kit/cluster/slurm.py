@@ -7,9 +7,9 @@ import shutil
 import stat
 from pathlib import Path
 
-from kit.cluster.cluster import Cluster
-from kit.cluster.host import Host
-from kit.waiting import until
+from tests.kit.cluster.cluster import Cluster
+from tests.kit.cluster.host import Host
+from tests.kit.waiting import until
 
 READY_S = 60.0
 

@@ -6,11 +6,11 @@
 Needs root, and the packages that `packages.py` unpacks. Nothing is installed on the machine.
 """
 
-from kit.cluster.cluster import Cluster, standing
-from kit.cluster.host import Host, HostProcess, Running
-from kit.cluster.mpi import MPI, Mpi, find_mpi
-from kit.cluster.packages import Missing
-from kit.cluster.slurm import Slurm
+from tests.kit.cluster.cluster import Cluster, standing
+from tests.kit.cluster.host import Host, HostProcess, Running
+from tests.kit.cluster.mpi import MPI, Mpi, find_mpi
+from tests.kit.cluster.packages import Missing
+from tests.kit.cluster.slurm import Slurm
 
 __all__ = [
     "MPI",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kit.cluster import packages
-from kit.cluster.cluster import Cluster
-from kit.cluster.site import PATH
+from tests.kit.cluster import packages
+from tests.kit.cluster.cluster import Cluster
+from tests.kit.cluster.site import PATH
 
 MPI = ("openmpi4", "openmpi5", "mpich4", "mpich5", "impi", "mvapich-standin")
 """The first digit of the version, where there are two. No package has MVAPICH: see `_mvapich_standin`."""

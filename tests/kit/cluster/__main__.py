@@ -1,11 +1,11 @@
-"""Fetch what a cluster needs: `python -m kit.cluster`."""
+"""Fetch what a cluster needs: `python -m tests.kit.cluster`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from kit.cluster.packages import Missing, prepare
+from tests.kit.cluster.packages import Missing, prepare
 
 
 def main() -> None:
