@@ -435,7 +435,7 @@ def test_the_launcher_and_its_wings_do_not_grow() -> None:
 )
 def test_a_launch_on_one_node_imports_few_modules_and_light_ones(command: str, options: str) -> None:
     """From the command line to the exit code, in the guard and in the agent."""
-    no_settling = "from dsl.agent import agent; agent.SETTLE_S = 60.0"  # on a slow machine `true` may last, too
+    no_settling = "from dsl.agent import agent; agent.SETTLE_S = 60.0"  # for a slow machine
     code = f"import sys; {no_settling}; from {command}; sys.exit(main())"
     names = brought_by(code, *options.split(), "/bin/true")
     ours = {name for name in names if name.split(".")[0] == "dsl"}
