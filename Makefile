@@ -100,6 +100,7 @@ docs: ## write the pages, man pages and completion that are made from code; chec
 	$(RUN) python scripts/api_docs.py
 	$(RUN) python scripts/messages.py
 	$(RUN) python scripts/command_files.py
+	$(RUN) python scripts/reading_path.py
 	$(RUN) python scripts/check_docs.py
 	$(SITE) build --quiet
 
