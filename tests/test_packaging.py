@@ -74,7 +74,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         path.relative_to(ROOT / "python").as_posix()
         for package in ("dsl", "dsl_launcher")
         for path in (ROOT / "python" / package).rglob("*")
-        if path.suffix in {".py", ".pyi"}
+        if path.suffix in {".py", ".pyi"} or path.parent.name == "completions"
     }
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
