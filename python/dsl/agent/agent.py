@@ -70,23 +70,6 @@ LATE_MODULES = (
 )
 """Modules that only a failed attempt needs. The package may be gone from disk by then."""
 
-DECIDING = (
-    "dsl.plan.elastic",
-    "dsl.model.codec",
-    "dsl.model.health",
-    "dsl.control",
-    "dsl.control.messages",
-    "dsl.conductor.orders",
-    "dsl.conductor.terms",
-    "dsl.conductor.members",
-    "dsl.conductor.attempts",
-    "dsl.conductor.conductor",
-    "dsl.agent.member",
-    "dsl.agent.carrier",
-    "dsl.agent.alone",
-)
-"""Modules that decide for a node alone that may start again."""
-
 LONGEST_POLL_MS = (1 << 31) - 1
 
 SETTLE_S = 0.005
@@ -223,7 +206,7 @@ class Agent:
         _own_process.keep(LATE_MODULES)
         job = self._source.job
         if self._decider is None and job is not None and (job.max_restarts or job.hang_timeout_s is not None):
-            _own_process.keep(DECIDING)
+            import dsl.agent.alone  # noqa: F401  while the workers run: what decides when one has failed
         if self._command_pid:
             channels = optional(
                 self._plan.command,
@@ -504,10 +487,11 @@ class Agent:
         return attempt
 
     def _clear_up(self, attempt: AttemptOutcome) -> None:
-        from dsl.evidence.segments import clear_segments
+        if any(exit_.signal is not None for exit_ in attempt.exits):
+            from dsl.evidence.segments import clear_segments
 
-        for line in clear_segments(attempt.exits):
-            self._tell(Notice("warning", line))
+            for line in clear_segments(attempt.exits):
+                self._tell(Notice("warning", line))
 
     def _tell(self, event: object) -> None:
         for listener in self._listeners:
