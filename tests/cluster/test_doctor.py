@@ -239,7 +239,7 @@ def test_the_clocks_of_all_hosts_are_compared(
     """All hosts here have one clock, so the doctor is told to mind no difference at all."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in hosts.names))
-    strict = "import sys; from dsl.control import checks; checks.MOST_SKEW_NS = -10**12; "
+    strict = "import sys; from dsl.doctor import job_checks; job_checks.MOST_SKEW_NS = -10**12; "
     code = f"{strict} from dsl.cli.deepspeed import main; sys.exit(main(sys.argv[1:]))"
     words = ["--doctor", "-H", "hosts", "--launcher", launcher, "train.py"]
     result = hosts[0].run([sys.executable, "-c", code, *words], env={**pdsh, **ENV}, cwd=str(tmp_path))

@@ -77,9 +77,9 @@ def test_one_view_shows_the_ranks_of_all_hosts(
         assert (nodes, workers, is_whole, missing) == (3, 4, True, [])
         places = {"0": "node0", "1": "node1", "2": "node1", "3": "node2"}
         assert ranks == {f"{places[rank]} {rank}": pid for rank, pid in pids.items()}
-        labels = [f'{{rank="{rank}",node="{place[-1]}",host="{place}"}}' for rank, place in places.items()]
+        labels = [f'{{host="{place}",node="{place[-1]}",rank="{rank}"}}' for rank, place in places.items()]
         metrics = tmp_path / "job.prom"
-        until(lambda: all(f"dsl_rank_threads{one} 1\n" in metrics.read_text() for one in labels))
+        until(lambda: all(f"dsl_rank_threads{one} 1.0\n" in metrics.read_text() for one in labels))
 
 
 def test_node_0_shows_all_nodes_and_another_node_its_part(

@@ -112,7 +112,7 @@ def test_a_library_that_cannot_look_says_so(testchild: Path, tmp_path: Path) -> 
     words = [*_deaf(testchild, tmp_path / "ready"), "exit", "0"]
     with running(_covered([sys.executable, "-c", LIBRARY, *words]), tmp_path / "job") as job:
         assert job.wait() == 0, job.stderr()
-        assert job.stdout() == "[(0, '?', '?', None, 2)]\n"
+        assert job.stdout() == "((0, '?', '?', None, 2),)\n"
 
 
 def _set_uid_copy(testchild: Path, directory: Path) -> Path:
