@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-from importlib.resources import files
 
 from dsl.errors import DslError
 from dsl.lists import counted
@@ -80,8 +80,6 @@ def signals(word: str) -> Iterator[tuple[str, str]]:
 
 def _pool(hostfile: str, facts: Facts) -> Mapping[str, int]:
     """The hosts that a filter may name. Raises DslError: they cannot be found out."""
-    import os
-
     path = os.path.expanduser(hostfile) if hostfile else DEFAULT_HOSTFILE
     pool = read_hostfile(path, facts.files.read_text)
     if pool is None and not hostfile:
@@ -120,8 +118,9 @@ def reply(words: Sequence[str]) -> bool:
     is_script = option.replace("_", "-") in ("--completion", "--print-completion")
     if is_script and len(words) == (1 if equals else 2) and shell in SHELLS:
         # scripts/completion_scripts.py makes these files from the options.
-        script = files("dsl.cli") / "completions" / shell
-        show_text(script.read_text(encoding="utf-8").rstrip("\n"))
+        # `importlib.resources` finds no files of a package that `dsl._own_process` has loaded.
+        with open(f"{os.path.dirname(__file__)}/completions/{shell}", encoding="utf-8") as script:
+            show_text(script.read().rstrip("\n"))
     elif option == "--completion" and len(words) == 5 and words[1] in ASKED:
         kind, command, word, hostfile = words[1:]
         show_text("\n".join(answer(kind, command, word, hostfile, this_machine())))
