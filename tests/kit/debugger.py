@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 
 
 class Debugger:
