@@ -487,7 +487,7 @@ class Agent:
         return attempt
 
     def _clear_up(self, attempt: AttemptOutcome) -> None:
-        if any(exit_.signal is not None for exit_ in attempt.exits):
+        if any(exit_.signal is not None for exit_ in attempt.exits):  # else its imports are for nothing
             from dsl.evidence.segments import clear_segments
 
             for line in clear_segments(attempt.exits):

@@ -1,4 +1,4 @@
-//! Workers that are added to a running group, groups that stay open, and groups of which only some run at once.
+//! Workers that are added to a running group, groups that stay open, and the limit of workers that run at once.
 
 use std::path::Path;
 use std::time::Duration;
