@@ -105,7 +105,7 @@ docs: ## write the pages, man pages and completion that are made from code; chec
 	$(SITE) build --quiet
 
 .PHONY: pictures
-pictures: ## draw the pictures of the documents: diagrams, a recorded run, the charts of `make bench`
+pictures: ## draw the pictures of the documents: diagrams, a recorded run, the charts and tables of `make bench`
 	scripts/with-environment --tests --docs -- python scripts/pictures.py
 
 .PHONY: docs-serve
@@ -119,6 +119,10 @@ guarantees: ## list the guarantees of docs/design.md, each with the tests that h
 .PHONY: bench
 bench: ## compare with torchrun, deepspeed and the bare kernel; results in bench-results/
 	$(RUN) python benches/run.py
+
+.PHONY: bench-page
+bench-page: ## measure the rows of docs/benchmarks.md alone
+	$(RUN) python benches/run.py --only page
 
 .PHONY: example
 example: ## a two-worker torch training on this machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ TITLES = {
 COLOURS = {"light": ("#1f2328", "#00796b", "#9aa4ae"), "dark": ("#e6edf3", "#4db6ac", "#59636e")}
 """Of text, of our bars and of other bars."""
 
+TITLE_COLUMNS = 34
+"""A longer title has two lines: the picture stays narrow."""
+
 
 class Group(TypedDict):
     """Bars that stand together, under one heading."""
@@ -37,12 +41,18 @@ Table = dict[str, dict[str, Group]]
 
 def table(measured: Iterable[Bars], machine: Mapping[str, object]) -> Table:
     """What was measured on this machine."""
-    kernel = str(machine["kernel"]).partition("-")[0]
-    name = f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {kernel}"
+    name = machine_name(machine)
     groups: Table = {}
     for bars in measured:
         groups.setdefault(bars.chart, {})[bars.group] = {"machine": name, "seconds": bars.seconds}
     return groups
+
+
+def machine_name(machine: Mapping[str, object]) -> str:
+    """A machine in a few words, as the pages name it."""
+    kernel = str(machine["kernel"]).partition("-")[0]
+    gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
+    return f"{machine['cpus']} CPUs ({machine['cpu']}){gpu}, Linux {kernel}"
 
 
 def draw(groups: Table, folder: Path) -> None:
@@ -70,25 +80,26 @@ def _draw_chart(title: str, groups: Mapping[str, Group], scheme: str, file: Path
         place, beside = 0.0, 0.015 * longest
         for heading, group in groups.items():
             if len(groups) > 1:
-                axes.text(0, place, heading, ha="left", va="center", color=text, fontsize=10)
+                axes.text(0, place, heading, ha="left", va="center", color=text, fontsize=11)
                 place += 0.95
             for program, seconds in sorted(group["seconds"].items(), key=lambda one: one[1]):
                 is_ours = program.startswith("dsl")
                 axes.barh(place, seconds, height=0.75, color=ours if is_ours else others)
-                axes.text(-beside, place, program, ha="right", va="center", color=text, fontsize=10)
+                axes.text(-beside, place, program, ha="right", va="center", color=text, fontsize=11)
                 axes.text(seconds + beside, place, _time(seconds), ha="left", va="center", color=text,
-                          fontsize=10, fontweight="bold" if is_ours else "normal")  # fmt: skip
+                          fontsize=11, fontweight="bold" if is_ours else "normal")  # fmt: skip
                 place += 1
             place += 0.4
-        figure.set_size_inches(4.6, 0.4 + 0.29 * place)
+        figure.set_size_inches(3.3, 0.4 + 0.31 * place)
         axes.set_xlim(0, 1.15 * longest)
         axes.set_ylim(place - 0.9, -0.6)
         axes.axis("off")
         # Beside the names of the programs, whose width nobody knows here, there is room enough for it.
-        axes.annotate(title, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
-                      color=text, fontsize=11, ha="left", fontweight="bold")  # fmt: skip
+        lines = textwrap.fill(title, TITLE_COLUMNS)
+        axes.annotate(lines, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
+                      color=text, fontsize=12, ha="left", fontweight="bold")  # fmt: skip
         axes.annotate("\n".join(machines), (1, 0), xytext=(0, -6), xycoords="axes fraction",
-                      textcoords="offset points", color=text, fontsize=8, ha="right", va="top")  # fmt: skip
+                      textcoords="offset points", color=text, fontsize=9, ha="right", va="top")  # fmt: skip
         figure.savefig(file, transparent=True, bbox_inches="tight", metadata={"Date": None})
 
 

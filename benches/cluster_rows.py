@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import subprocess
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benches.measure import Bars, Row, in_turns, medians, spread
+from benches.measure import Bars, Row, failed, in_turns, medians, spread
 from tests.kit.cluster import MPI, Cluster, Slurm, find_mpi
 from tests.kit.waiting import until
 
@@ -26,6 +27,7 @@ WORD = "here"
 WORKER = ("/bin/echo", WORD)
 NO_PYTHON = ("--no_python", "--no_local_rank")
 PORT = "29500"
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 # What a user of a machine without devices sets, so that nobody looks for any.
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 LIMIT_S = 600.0
@@ -272,3 +274,66 @@ def _flood(cluster: Cluster, dsl: str, hostfile: Path, child: str, mib: int) -> 
     mb = len(cluster) * mib * 1.048576
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return mb / wall_s, cpu_s / mb * 1000
+
+
+def output_against_ssh(programs: Programs, hosts: int, mib: int, repeats: int) -> Row:
+    """One worker a host writes into a file, against as many plain `ssh` at once: without start and end."""
+    with Cluster(hosts + 1) as cluster, tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        away = cluster.names[1:]
+        hostfile = cluster.home / "hosts"
+        hostfile.write_text("".join(f"{name} slots=1\n" for name in away))
+        through = [programs.dsl, "--hostfile", str(hostfile), "--launcher", "ssh", *NO_PYTHON]
+        side_by_side = 'for host in $HOSTS; do ssh "$host" "$@" & done; wait'
+        commands = {"dsl": through, "ssh": ["/bin/sh", "-c", side_by_side, "sh"]}
+        full, empty = [programs.testchild, "flood", str(mib), "100", "4000"], ["/bin/true"]
+        runs = {
+            f"{name} {size}": partial(
+                _spent_s, cluster, [*command, *program], {**ENVIRONMENT, "HOSTS": " ".join(away)}, directory
+            )
+            for name, command in commands.items()
+            for size, program in (("full", full), ("empty", empty))
+        }
+        spent: dict[str, list[float]] = {name: [] for name in runs}
+
+        def wall(name: str) -> float:
+            wall_s, cpu_s = runs[name]()
+            spent[name].append(cpu_s)
+            return wall_s
+
+        taken = medians(in_turns({name: partial(wall, name) for name in runs}, repeats))
+    busy = medians({name: values[1:] for name, values in spent.items()})  # as `in_turns` does
+    mb = hosts * mib * 1.048576
+    rates = {name: mb / max(taken[f"{name} full"] - taken[f"{name} empty"], 1e-3) for name in commands}
+    costs = {name: 1000 * (busy[f"{name} full"] - busy[f"{name} empty"]) / mb for name in commands}
+    said = ", ".join(f"{name}: {rates[name]:.0f} MB/s, {costs[name]:.2f} s/GB" for name in commands)
+    name = f"{hosts} hosts, output through the head, dsl / ssh, marginal"
+    return Row(name, rates["dsl"] / rates["ssh"], "x", 0.9, False, f"{said} of all processors together")
+
+
+def _spent_s(
+    cluster: Cluster, command: Sequence[str], env: Mapping[str, str], directory: str
+) -> tuple[float, float]:
+    """Seconds of a command whose output goes to a file, and of the processors of all hosts.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
+    with tempfile.TemporaryFile(dir=directory) as out, tempfile.TemporaryFile() as errors:
+        before, begin = _processors_s(cluster), time.monotonic()
+        with cluster[0].start(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
+        ) as process:
+            code = process.wait()  # with a timeout it would sleep and look, up to 50 ms apart
+        wall_s, busy_s = time.monotonic() - begin, _processors_s(cluster) - before
+        if code != 0:
+            errors.seek(0)
+            raise failed(command, code, errors.read())
+    return wall_s, busy_s
+
+
+def _processors_s(cluster: Cluster) -> float:
+    """Seconds of processor that the cluster has used; 0 without cgroups."""
+    if cluster[0].cgroup is None:
+        return 0.0
+    stat = (cluster[0].cgroup.parent / "cpu.stat").read_text().split()
+    return int(stat[stat.index("usage_usec") + 1]) / 1e6

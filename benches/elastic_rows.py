@@ -18,7 +18,7 @@ from tests.kit import processes
 from tests.kit.elastic import EXAMPLE, steps
 from tests.kit.waiting import until
 
-from dsl.machine.this_process import pick_free_port
+from dsl.machine import pick_free_port
 
 # The second attempt is known by what the first one leaves: nodes of torchrun count restarts differently.
 FAILS_ONCE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import threading
@@ -103,6 +104,15 @@ def spread(values: Sequence[float], scale: float, unit: str) -> str:
     return f"{middle:.3g} ({low:.3g}-{high:.3g}) {unit}"
 
 
+def _gpu() -> str:
+    """Name of the first GPU; empty if there is none, or none of NVIDIA."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    names = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+    return names[0].strip() if names else ""
+
+
 def machine() -> dict[str, str | int | float]:
     """Facts of this machine that belong beside every number."""
     model = ""
@@ -115,6 +125,7 @@ def machine() -> dict[str, str | int | float]:
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": model,
         "memory_gib": round(memory_kib / 2**20, 1),
+        "gpu": _gpu(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "libc": " ".join(platform.libc_ver()),

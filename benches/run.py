@@ -6,6 +6,7 @@ and prints a table. Table and JSON go to ``bench-results/``. Ends with 1 if a va
     python benches/run.py            everything, about ten minutes on two cores, twenty as root
     python benches/run.py --quick    fewer repeats
     python benches/run.py --only start    what a launch costs, half a minute
+    python benches/run.py --only page     the rows of docs/benchmarks.md
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from benches import (  # noqa: E402  needs the path above
     log_rows,
     scale_rows,
     start_rows,
+    straggler_rows,
     torchrun_rows,
     view_rows,
     warm_rows,
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
     from benches.programs import Programs
 
 
+PAGE = ("torchrun", "logs", "forkserver-warm-training")
+"""The benches whose rows docs/benchmarks.md shows."""
+
+
 def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
     ours = programs()
     few, many = (3, 5) if options.quick else (7, 15)
@@ -61,9 +67,11 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         "start": lambda: [
             *start_rows.against_python(ours, 3 * many),
             *start_rows.against_mpirun(ours, 2 * many),
-            *start_rows.against_floor(ours, 64, start_rows.FLOOR_BARS, 2 * many),
+            *start_rows.against_floor(ours, *start_rows.FLOOR_64, 2 * many),
         ],
-        "floor": lambda: start_rows.against_floor(ours, 1000, (("dsl", 1.15),), few),
+        "floor": lambda: [
+            row for each in start_rows.FLOORS for row in start_rows.against_floor(ours, *each, few)
+        ],
         # Two commands that differ this little take many turns to tell apart.
         "bound": lambda: launch_rows.bound(ours, 15 if options.quick else 45),
         "first": lambda: [launch_rows.first_exec(ours, many)],
@@ -83,6 +91,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         ],
         "hang-watch": lambda: [hang_rows.false_alarms(ours, 20, 12.0 if options.quick else 30.0, 5)],
         "top": lambda: view_rows.top(ours, 4, 256, 10 if options.quick else 30),
+        "stragglers": lambda: _stragglers(ours, quick=options.quick),
         "lines": lambda: [log_rows.every_line(ours, 200, 1_000_000 if options.quick else 10_000_000)],
         "pipes": lambda: log_rows.ordinary_user(ours, 4000),
         "control": lambda: [
@@ -138,6 +147,18 @@ def _forked(ours: Programs, repeats: int) -> list[Row]:
     return []
 
 
+def _stragglers(ours: Programs, *, quick: bool) -> list[Row]:
+    if not forkserver_rows.has_torch():
+        print("no slow ranks were looked for: torch is not installed beside dslrun", file=sys.stderr)
+        return []
+    return [
+        *straggler_rows.named(ours, 4),
+        *([] if quick else straggler_rows.named(ours, 16)),
+        straggler_rows.even(ours, 4, 2 if quick else 10),
+        straggler_rows.slowdown(ours, 4, 2 if quick else 6),
+    ]
+
+
 def _hosts(ours: Programs, options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
     few, many, mib = (2, 3, 32) if options.quick else (5, 9, 256)
     against: Path | None = options.against
@@ -148,6 +169,10 @@ def _hosts(ours: Programs, options: argparse.Namespace) -> dict[str, Callable[[]
         "output": lambda: [
             *cluster_rows.output(ours, against, 2, mib, few),
             *cluster_rows.output(ours, against, 16, mib // 8, few),
+        ],
+        "ssh": lambda: [
+            cluster_rows.output_against_ssh(ours, 2, mib, few),
+            cluster_rows.output_against_ssh(ours, 16, mib // 8, few),
         ],
     }
 
@@ -223,6 +248,7 @@ def main() -> int:
         print("\n".join(benches))
         return 0
     asked = options.only.split(",") if options.only else list(benches)
+    asked = [name for one in asked for name in (PAGE if one == "page" else (one,))]
     # `forkserver` stands for all whose names begin so, as `hosts` does.
     meant = {one: [name for name in benches if name == one or name.startswith(f"{one}-")] for one in asked}
     chosen = [name for names in meant.values() for name in names]
@@ -236,25 +262,25 @@ def main() -> int:
     facts = machine()
     lines = ["| measure | value | bar | | detail |", "| --- | --- | --- | --- | --- |"]
     print("\n".join([", ".join(f"{name} {fact}" for name, fact in facts.items()), *lines]), flush=True)
-    rows: list[Row] = []
+    rows: list[tuple[str, Row]] = []
     for name in chosen:
         for row in benches[name]():
-            rows.append(row)
+            rows.append((name, row))
             lines.append(_line(row))
             print(lines[-1], flush=True)
-    _write(facts, rows, lines)
-    return 0 if all(row.passed for row in rows) else 1
+        _write(facts, rows, lines)  # each time: a bench may fail, or be interrupted
+    return 0 if all(row.passed for _, row in rows) else 1
 
 
-def _write(facts: dict[str, str | int | float], rows: list[Row], lines: list[str]) -> None:
+def _write(facts: dict[str, str | int | float], rows: list[tuple[str, Row]], lines: list[str]) -> None:
     directory = ROOT / "bench-results"
     directory.mkdir(exist_ok=True)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    results = [{**row._asdict(), "passed": row.passed} for row in rows]
+    results = [{"bench": name, **row._asdict(), "passed": row.passed} for name, row in rows]
     report = {"time": stamp, "machine": facts, "rows": results}
     (directory / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
     (directory / "bench.md").write_text("\n".join(lines) + "\n")
-    charts.draw(charts.table([row.bars for row in rows if row.bars], facts), directory)
+    charts.draw(charts.table([row.bars for _, row in rows if row.bars], facts), directory)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from functools import partial
@@ -10,7 +11,9 @@ from benches.measure import Row, in_turns, medians, spread, wall_s
 from benches.programs import Programs
 
 TRUE = "/bin/true"
-FLOOR_BARS = (("dsl", 1.35), ("dslrun", 1.45))
+FLOOR_64 = (64, 2, (("dsl", 1.4), ("dslrun", 1.4)))
+FLOORS = ((1000, 2, (("dsl", 0.95),)), (4000, 16, (("dsl", 0.6),)))
+"""Workers, cores, and the bar of each command against one thread that starts as many."""
 
 
 def _commands(programs: Programs, workers: int) -> dict[str, list[str]]:
@@ -41,13 +44,19 @@ def against_mpirun(programs: Programs, repeats: int) -> list[Row]:
 
 
 def against_floor(
-    programs: Programs, workers: int, bars: tuple[tuple[str, float], ...], repeats: int
+    programs: Programs, workers: int, cores: int, bars: tuple[tuple[str, float], ...], repeats: int
 ) -> list[Row]:
-    """The whole command against Python's start plus a bare posix_spawn loop."""
+    """The whole command against Python's start plus a bare posix_spawn loop, on so many cores."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < cores:
+        print(f"floor: {cores} cores are not there, so {workers} workers are left out", file=sys.stderr)
+        return []
+    here = ["taskset", "--cpu-list", ",".join(map(str, usable[:cores]))]
     ours = _commands(programs, workers)
-    lines = {name: ours[name] for name, _ in bars}
-    values = _take({**lines, "floor": programs.bare("spawn", workers, TRUE)}, repeats)
-    return [_ratio(f"{workers} x true, {name} / floor", values, name, "floor", bar) for name, bar in bars]
+    lines = {name: [*here, *ours[name]] for name, _ in bars}
+    values = _take({**lines, "floor": [*here, *programs.bare("spawn", workers, TRUE)]}, repeats)
+    what = f"{workers} x true on {cores} cores"
+    return [_ratio(f"{what}, {name} / floor", values, name, "floor", bar) for name, bar in bars]
 
 
 def _take(commands: dict[str, list[str]], repeats: int) -> dict[str, list[float]]:

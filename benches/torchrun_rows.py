@@ -127,6 +127,8 @@ def blame(programs: Programs, scripts: Path, delay_ms: int, ours_runs: int, thei
                 line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
             text = process.communicate(timeout=120)[1].decode(errors="replace")
+            if command is ours:
+                return int("dslrun: rank 3 (local rank 3, " in text.partition(" failed first: ")[0])
             blamed = text.partition("Root Cause (first observed failure):")[2]
             return int("rank      : 3 (local_rank: 3)" in blamed)
 

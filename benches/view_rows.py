@@ -98,6 +98,8 @@ def _cpu_s(pids: list[int]) -> float:
 
 
 async def _draws_ms(job: RunningJob, times: int) -> list[float]:
+    if not os.isatty(0):
+        os.dup2(os.openpty()[1], 0)  # the screen keeps the settings of its terminal
     app = TopApp(REFRESH_S, job)
     found = []
     async with app.run_test(size=(200, 60)) as pilot:

@@ -18,14 +18,21 @@ PAGE = ROOT / "docs" / "api.md"
 MODULES = ("dsl", "dsl.functions", "dsl.run", "dsl.launch", "dsl.runner", "dsl.elasticity", "dsl.errors")
 """In the order of the page."""
 
+EVENTS = ROOT / "docs" / "events.md"
 HEAD = """\
 # API
 
-What programs import, in the words of the docstrings: only `make docs` writes this page. How to use it all is
-in [functions.md](functions.md) and in [events.md](events.md).
+What Python programs import from dsl: types, units and errors. [functions.md](functions.md) is the guide.
+The docstrings are the source of this page: `make docs` writes it.
 """
 WIDTH = 100
 """Characters of a signature in one line."""
+
+HIDDEN = {"start_fork_server", "join_fork_server", "fork_server", "fork_entry", "relayed", "of"}
+"""Methods and fields that only dsl itself can use: they need names that are private."""
+
+SHORT = 350
+"""Characters of the text of a method that is a line of a list; longer ones have a heading."""
 
 SHOWN_METHODS = ("__enter__",)
 """Methods with underscores that a user has to know of."""
@@ -39,7 +46,7 @@ def page() -> str:
     for name in MODULES:
         module = package if name == "dsl" else package[name.partition(".")[2]]
         parts += [f"## {name}", *_prose(module), *_members(module)]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
 def _anchor(name: str) -> str:
@@ -50,10 +57,19 @@ def _members(module: griffe.Module) -> Iterator[str]:
     """Every public name of a module: those it lists, or in their order those without an underscore."""
     own = [name for name, member in module.members.items() if not (name.startswith("_") or member.is_alias)]
     listed = own if module.exports is None else module.exports
+    same, events, errors = [], [], []
+    on_page = re.findall(r"^### (\w+)$", EVENTS.read_text(encoding="utf-8"), re.MULTILINE)
     for name in map(str, listed):
         member = module[name]
         target = member.final_target if isinstance(member, griffe.Alias) else member
-        if isinstance(target, griffe.Class):
+        if module.path == "dsl.launch" and target.path.startswith("dsl.run."):
+            same.append(f"`{name}`")
+        elif name in on_page:
+            events.append(f"[{name}](events.md#{name.lower()})")
+        elif isinstance(target, griffe.Class) and _is_plain_error(target):
+            bases = ", ".join(map(str, target.bases))
+            errors.append(f"- `{name}({bases})`: {' '.join(' '.join(_prose(target)).split())}")
+        elif isinstance(target, griffe.Class):
             yield from _class(name, target)
         elif isinstance(target, griffe.Function):
             yield from (f"### {name}", _code(_wrapped(target.signature(name=name))), *_prose(target))
@@ -61,6 +77,18 @@ def _members(module: griffe.Module) -> Iterator[str]:
             yield from (f"### {name}", *_prose(target))
         elif isinstance(target, griffe.Attribute) and name != "__version__" and not _is_private(target):
             yield from (f"### {name}", _code(_union(f"{name} = {target.value}")))
+    if same:
+        yield f"The same as in [dsl.run](#dslrun): {', '.join(same)}."
+    if events:
+        yield f"Events and their parts, with their fields: {', '.join(events)}."
+    if errors:
+        yield "Errors:\n\n" + "\n".join(errors)
+
+
+def _is_plain_error(one: griffe.Class) -> bool:
+    """Whether a class is an error that has nothing of its own but an exit code."""
+    is_error = any(str(base).endswith(("Error", "Exception")) for base in one.bases)
+    return is_error and {member.name for member in _public(one)} <= {"exit_code"}
 
 
 def _is_private(attribute: griffe.Attribute) -> bool:
@@ -72,7 +100,7 @@ def _class(name: str, one: griffe.Class) -> Iterator[str]:
     """A class: how it is made, what it has, what it does."""
     bases = ", ".join(base for base in map(str, one.bases) if not base.startswith("_"))
     yield f"### {name}"
-    new = one.members.get("__new__") or one.members.get("__init__")
+    new = one.members.get("__init__") or one.members.get("__new__")
     if isinstance(new, griffe.Alias):
         new = None
     is_error = any(str(base).endswith(("Error", "Exception", "SystemExit")) for base in one.bases)
@@ -83,23 +111,33 @@ def _class(name: str, one: griffe.Class) -> Iterator[str]:
     yield from _prose(one)
     if isinstance(new, griffe.Function):
         yield from _prose(new)
-    attributes = [_attribute(member) for member in _public(one) if isinstance(member, griffe.Attribute)]
+    attributes = [
+        _attribute(member)
+        for member in _public(one)
+        if isinstance(member, griffe.Attribute) and (member.annotation or member.docstring)
+    ]
     if attributes and "dataclass" not in one.labels:  # its fields are its parameters
         yield "\n".join(attributes)
+    short, long = [], []
     for method in _public(one):
         if isinstance(method, griffe.Function):
             is_static = "staticmethod" in method.labels or "classmethod" in method.labels
-            call = f"{name}.{method.name}" if is_static else method.name
-            yield f"#### {name}.{method.name}"
-            yield _code(_wrapped(method.signature(name=call)))
-            yield from _prose(method)
+            signature = method.signature(name=f"{name}.{method.name}" if is_static else method.name)
+            prose = list(_prose(method))
+            text = " ".join(" ".join(prose).split())
+            if len(signature) <= WIDTH and len(text) <= SHORT and not any("\n\n" in one for one in prose):
+                short.append(f"- `{signature}`: {text}")
+            else:
+                long += [f"#### {name}.{method.name}", _code(_wrapped(signature)), *prose]
+    yield "\n".join(short)
+    yield from long
 
 
 def _public(one: griffe.Class) -> Iterable[griffe.Object | griffe.Alias]:
     return [
         member
         for member in one.members.values()
-        if not member.name.startswith("_") or member.name in SHOWN_METHODS
+        if member.name not in HIDDEN and (not member.name.startswith("_") or member.name in SHOWN_METHODS)
     ]
 
 

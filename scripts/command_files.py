@@ -1,4 +1,4 @@
-"""Write the completion scripts, which the wheel has twice, and the man pages, from the options.
+"""Write the completion scripts, which the wheel has twice, man pages, and tables of docs/, from the options.
 
 scripts/command_files.py           write them
 scripts/command_files.py --check   end with 1 if they are not what would be written
@@ -6,13 +6,14 @@ scripts/command_files.py --check   end with 1 if they are not what would be writ
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsl.cli.help import EXAMPLES, MORE, HelpFormatter
-from dsl.cli.parser import Parser
+from dsl.cli.parser import DOCS, EXAMPLES, Parser
+from dsl.cli.tool import HelpFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
@@ -23,7 +24,7 @@ from scripts.completion_scripts import WRITERS, option_groups, parsers  # noqa: 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dsl.cli.help import HelpParser
+    from dsl.cli.tool import ToolParser
 
 SHARE = ROOT / "python" / "dsl.data" / "data" / "share"
 PRINTED = ROOT / "python" / "dsl" / "cli" / "completions"
@@ -31,6 +32,34 @@ PRINTED = ROOT / "python" / "dsl" / "cli" / "completions"
 
 DATE = "2026-11-24"
 """Of the last change to what is the same in all pages."""
+
+PAGES = tuple(ROOT / "docs" / name for name in ("dsl.md", "dslrun.md", "tools.md"))
+"""The pages with a table of the options of each command."""
+
+TABLE = re.compile(
+    r"(<!-- options of (\S+): made by scripts/command_files.py -->\n).*?(<!-- end of what is made -->\n)",
+    re.DOTALL,
+)
+
+EXAMPLES_OF_GROUPS = {
+    "several hosts": "--hostfile hosts --launcher ssh --wait-hosts 60 train.py",
+    "where to meet": "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 train.py",
+    "workers": "--max-restarts 3 --module package.train --lr 1e-3",
+    "ending": "--grace 60 --preempt-signal SIGUSR1 train.py",
+    "starting workers": "-x 'WANDB_*' --start-method warm train.py",
+    "output": "--log-dir logs --tee 3 --ranks-filter 0 train.py",
+    "cores and memory": "--bind auto --report-bindings train.py",
+    "debugging": "--debug=0 --debug-wait train.py",
+    "seeing into the job": "--hang-timeout 600 --metrics 9400 train.py",
+    "showing the plan": "--dry-run train.py",
+    "signals": "--forward-signals SIGUSR1 train.py",
+}
+"""What stands behind the command in the example of a group."""
+
+STANDARD = ("show this help, and exit", "show the version, and exit")
+"""What the options do that all commands have."""
+
+BACKSLASH = "\\"
 
 VARIABLES = (
     ("NO_COLOR", "If it is set and not empty, nothing has colours."),
@@ -54,15 +83,36 @@ def files() -> dict[Path, str]:
             SHARE / "fish/vendor_completions.d" / f"{name}.fish", "source (status dirname)/dsl.fish\n"
         )
         found[SHARE / "man/man1" / f"{name}.1"] = man_page(parser, [one.prog for one in commands])
+    tables = {parser.prog: "".join(_table(parser)) for parser in commands}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found[page] = TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", text)
     return found
 
 
-def man_page(parser: HelpParser, commands: Sequence[str]) -> str:
+def _table(parser: ToolParser) -> Iterator[str]:
+    """The options of a command in Markdown. Those of a job have a heading and an example for each group."""
+    formatter = HelpFormatter(parser.prog)
+    for title, options in option_groups(parser).items():
+        if isinstance(parser, Parser) and title != "options":
+            examples = {**EXAMPLES_OF_GROUPS, "where to run": EXAMPLES[parser.origin][1][0]}
+            yield f"\n### {title.capitalize()}\n\n`{parser.prog} {examples[title]}`\n"
+        shown = [one for one in options if isinstance(parser, Parser) or one.help not in STANDARD]
+        if shown:
+            yield "\n| option | meaning |\n| --- | --- |\n"
+        for option in shown:
+            names, text = (word.replace("|", "\\|") for word in formatter.describe(option))
+            spelled = ", ".join(f"`{name}`" for name in names.split(", "))
+            yield f"| {spelled} | {text.replace('*', BACKSLASH + '*')} |\n"
+    yield "\n"
+
+
+def man_page(parser: ToolParser, commands: Sequence[str]) -> str:
     """The man page of a command. ``commands``: the names of all commands."""
     return "\n".join(_lines(parser, commands)) + "\n"
 
 
-def _lines(parser: HelpParser, commands: Sequence[str]) -> Iterator[str]:
+def _lines(parser: ToolParser, commands: Sequence[str]) -> Iterator[str]:
     name, about = parser.prog, str(parser.description)
     yield f'.TH {_word(name.upper())} 1 {DATE} "dsl" "User Commands"'
     yield ".SH NAME"
@@ -89,10 +139,10 @@ def _lines(parser: HelpParser, commands: Sequence[str]) -> Iterator[str]:
     yield from (f".BR {_word(one)} (1)," for one in others[:-1])
     yield f".BR {_word(others[-1])} (1)"
     yield ".PP"
-    yield _text(MORE)
+    yield _text(f"{DOCS}/{name if isinstance(parser, Parser) else 'tools'}.md")
 
 
-def _options(parser: HelpParser) -> Iterator[str]:
+def _options(parser: ToolParser) -> Iterator[str]:
     formatter = HelpFormatter(parser.prog)
     yield ".SH OPTIONS"
     for title, options in option_groups(parser).items():

@@ -9,21 +9,21 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from dsl.cli import options_deepspeed, options_torch, ssh
+from dsl.cli import options_deepspeed, options_torch
 from dsl.cli.completion import ASKED
 from dsl.cli.elastic import ELASTIC
-from dsl.cli.help import without_sisters
-from dsl.cli.parser import Parser
+from dsl.cli.parser import Parser, Repeated
+from dsl.cli.ssh import SSH
+from dsl.cli.tool import without_sisters
 from dsl.model.options import dashed
-from dsl.view import warm
-from dsl.view.attach import ATTACH, WAIT
 from dsl.view.report import REPORT
-from dsl.view.tools import PS, STACKS, TOP
+from dsl.view.tools import ATTACH, PS, STACKS, TOP, WAIT
+from dsl.view.warm import WARM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.cli.help import HelpParser
+    from dsl.cli.tool import ToolParser
 
 FILES = ("PATH", "FILE", "CONFIG", "SCRIPT")
 """Values that are files, by the word for them in the help."""
@@ -198,15 +198,14 @@ end
 """
 
 
-def parsers() -> list[HelpParser]:
+def parsers() -> list[ToolParser]:
     """The parsers of all commands."""
     lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
-    tools = [tool.make_parser() for tool in (PS, TOP, STACKS, ATTACH, WAIT)]
-    others = [warm.make_parser(), REPORT.make_parser(), ssh.make_parser(), ELASTIC.make_parser()]
-    return [*map(Parser, lines), *tools, *others]
+    tools = (PS, TOP, STACKS, ATTACH, WAIT, WARM, REPORT, SSH, ELASTIC)
+    return [*map(Parser, lines), *[tool.make_parser() for tool in tools]]
 
 
-def option_groups(parser: HelpParser) -> dict[str, list[argparse.Action]]:
+def option_groups(parser: ToolParser) -> dict[str, list[argparse.Action]]:
     """The options that the help shows, by the titles of their groups."""
     found = {}
     for group in parser._action_groups:  # noqa: SLF001  it has no other
@@ -215,7 +214,7 @@ def option_groups(parser: HelpParser) -> dict[str, list[argparse.Action]]:
     return {title: options for title, options in found.items() if options}
 
 
-def bash(parsers: Sequence[HelpParser]) -> str:
+def bash(parsers: Sequence[ToolParser]) -> str:
     """The script for bash."""
     values, commands = [], []
     for parser in parsers:
@@ -235,7 +234,7 @@ def bash(parsers: Sequence[HelpParser]) -> str:
     return _filled(BASH, "bash", parsers, VALUES=values, COMMANDS=commands).replace("@ASKED@", asked)
 
 
-def zsh(parsers: Sequence[HelpParser]) -> str:
+def zsh(parsers: Sequence[ToolParser]) -> str:
     """The script for zsh."""
     actions = {"PATH": "_files", "DIR": "_files -/", "COMMAND": "_command_names -e", "-": " "}
     commands = []
@@ -243,7 +242,7 @@ def zsh(parsers: Sequence[HelpParser]) -> str:
         specs = ["-s -S -A '-*' -M 'm:_=- m:-=_ r:|[_-]=* r:|=*'"]
         for option in _options_of(parser):
             shown = without_sisters(option.option_strings)
-            group = f"({' '.join(option.option_strings)})"
+            group = "*" if isinstance(option, Repeated) else f"({' '.join(option.option_strings)})"
             value = _value(option)
             action = actions.get(value) or _zsh_action(value)
             text = f"[{_escaped(_text(option), '[]:')}]"
@@ -271,7 +270,7 @@ def zsh(parsers: Sequence[HelpParser]) -> str:
     return f"#compdef {names}\n" + _filled(ZSH, "zsh", parsers, COMMANDS=commands)
 
 
-def fish(parsers: Sequence[HelpParser]) -> str:
+def fish(parsers: Sequence[ToolParser]) -> str:
     """The script for fish."""
     values, commands = [], []
     for parser in parsers:
@@ -300,7 +299,7 @@ def fish(parsers: Sequence[HelpParser]) -> str:
     return _filled(FISH, "fish", parsers, VALUES=cases, COMMANDS=commands)
 
 
-def tcsh(parsers: Sequence[HelpParser]) -> str:
+def tcsh(parsers: Sequence[ToolParser]) -> str:
     """The script for tcsh, which cannot tell our options from those behind the script."""
     commands = []
     for parser in parsers:
@@ -322,12 +321,12 @@ def tcsh(parsers: Sequence[HelpParser]) -> str:
 WRITERS = {"bash": bash, "zsh": zsh, "fish": fish, "tcsh": tcsh}
 
 
-def _options_of(parser: HelpParser) -> list[argparse.Action]:
+def _options_of(parser: ToolParser) -> list[argparse.Action]:
     """The options that help shows."""
     return [one for group in option_groups(parser).values() for one in group]
 
 
-def _operand(parser: HelpParser) -> str:
+def _operand(parser: ToolParser) -> str:
     """What the help calls the first word that is no option; empty: there is no such word."""
     return next((str(one.metavar) for one in parser._actions if not one.option_strings), "")  # noqa: SLF001  as above
 
@@ -363,7 +362,7 @@ def _kind(word: str) -> str:
     return "PATH" if word in FILES else " ".join(words) or "-"
 
 
-def _spellings(parser: HelpParser) -> tuple[list[str], list[str]]:
+def _spellings(parser: ToolParser) -> tuple[list[str], list[str]]:
     """The options as the help spells them, and the other spellings."""
     names = [name for option in _options_of(parser) for name in without_sisters(option.option_strings)]
     all_names = [name for option in _options_of(parser) for name in option.option_strings]
@@ -381,7 +380,7 @@ def _choice_texts(option: argparse.Action) -> dict[str, str]:
     return {word: text for word, _, text in pairs}
 
 
-def _filled(template: str, shell: str, parsers: Sequence[HelpParser], **blocks: Sequence[str]) -> str:
+def _filled(template: str, shell: str, parsers: Sequence[ToolParser], **blocks: Sequence[str]) -> str:
     names = " ".join(parser.prog for parser in parsers)
     for name, lines in blocks.items():
         template = template.replace(f"@{name}@", "\n".join(lines))

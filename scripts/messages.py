@@ -36,8 +36,7 @@ LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 NOT_MESSAGES = (
     "cli/completion",
-    "cli/help.py",
-    "cli/hints.py",
+    "cli/parser.py",
     "cli/options",
     "model/options.py",
     "view/top_screen.py",
@@ -55,8 +54,7 @@ HEADINGS = {
         "output",
         "machine",
         "errors.py",
-        "signals.py",
-        "lists.py",
+        "words.py",
     ),
     "Several hosts": ("agent", "conductor", "control", "launchers", "resources", "rendezvous"),
     "Devices and cores": ("devices", "binding"),

@@ -1,7 +1,8 @@
 """Draw the pictures of the documents into docs/pictures, each for light and for dark pages.
 
 Diagrams come from the text beside them (`*.d2`), the recording of a failure from a real run of `dsl` on this
-machine, and the charts from `charts.json`, where the figures of the last `make bench` replace older ones.
+machine, and the charts from `charts.json`, where the figures of the last `make bench` replace older ones. The
+tables of the pages of benchmarks come from `rows.json` in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import charts  # noqa: E402  needs the path above
+from benches import charts, tables  # noqa: E402  needs the path above
 from benches.measure import Bars  # noqa: E402  as above
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -121,6 +122,15 @@ def draw_charts(folder: Path) -> None:
     charts.draw(table, folder)
 
 
+def write_tables() -> None:
+    """Put what the last benches measured into the rows of docs/pictures, and these into the pages."""
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text(encoding="utf-8"))
+        new = [tables.measured(row["bench"], row, results["machine"]) for row in results["rows"]]
+        tables.save(tables.merged(tables.load(), new))
+    tables.write_pages()
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="draw the pictures of the documents")
@@ -130,6 +140,7 @@ def main() -> None:
     if only is None:
         record_failure(PICTURES)
         draw_charts(PICTURES)
+        write_tables()
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ TESTS = (
     "tests/test_imports.py",
     "tests/test_exports.py",
     "tests/proc/test_fork_conformance.py",
+    "tests/proc/test_fork_endings.py",
+    "tests/proc/test_fork_imports.py",
     "--ignore=tests/contract/test_hwloc.py",
     "--ignore=tests/contract/test_torch_numa.py",
 )

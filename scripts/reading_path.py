@@ -57,11 +57,12 @@ ONLY_IF = {
     "launchers": "dsl reaches other hosts",
     "control": "a job has several nodes",
     "conductor": "a job has several nodes, or starts again",
-    "rendezvous": "nodes meet by torch's rendezvous",
+    "rendezvous": "the nodes of a job find each other",
     "evidence": "a worker has failed",
     "doctor": "you type `--doctor`, or the job has several hosts",
     "functions": "workers are launched from Python",
     "tune": "you type `--autotuning`",
+    "stand_in": "you type `--stand-in`",
     "view": "somebody looks at a job, or at a machine",
 }
 """Rooms that a launch hardly enters, with what makes it enter them."""
@@ -84,26 +85,26 @@ def chapter() -> str:
     """The chapter as it has to be."""
     calls, loaded = launch()
     rows = [
-        f"| {number} | `{name.removeprefix('dsl.')}` | `{function}` | {_first_line(name)} |"
-        for number, (name, function) in enumerate(calls.items(), 1)
+        f"| `{name.removeprefix('dsl.')}:{function}` | {_first_line(name)} |"
+        for name, function in calls.items()
     ]
     rest = sorted(loaded - set(calls) - {"dsl._core"})
     rest = [f"`{name.removeprefix('dsl.')}`" for name in rest if not _is_package(name)]
-    rooms = [f"| `{name}/` | {reason} |" for name, reason in ONLY_IF.items()]
+    rooms = [f"* `{name}/`: {reason}" for name, reason in ONLY_IF.items()]
     return "\n".join(
         [
             BEGIN,
             "",
             "The modules that `dslrun --nproc-per-node 2 SCRIPT` calls, in the order of their first calls.",
             "",
-            "| | module | first call | what it is for |",
-            "| --- | --- | --- | --- |",
+            "| module:first call | what the module is for |",
+            "| --- | --- |",
             *rows,
             "",
             f"Loaded, too, but only for what they declare: {', '.join(rest)}.",
             "",
-            "| room | read it only if |",
-            "| --- | --- |",
+            "Read these rooms only if",
+            "",
             *rooms,
             "",
             END,

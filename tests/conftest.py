@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -19,6 +20,7 @@ import pytest
 from scripts.environment import CODE, digest
 from tests.kit import cluster, processes
 from tests.kit.waiting import until
+from tests.support.jobs import Helpers
 from tests.support.skips import SkipWatch, skip_without_its_needs
 from tests.support.steadiness import LEFT_BEHIND, watch_steadiness
 
@@ -75,7 +77,7 @@ _LAUNCHER_PREFIXES = (
     "TORCHELASTIC_",
 )
 _STARTS_PROCESSES = frozenset({"proc", "faults", "cluster", "frameworks", "engine", "stress", "torch"})
-_KEPT = frozenset({"DSL_ENGINE_DISABLE"})  # forces the engine's fallbacks for a whole run of the suite
+_KEPT = frozenset({"DSL_ENGINE_DISABLE", "DSL_ENGINE_THREADS"})  # force paths of the engine for a whole run
 _TOKEN_NAME = "DSL_TEST_TOKEN"
 
 hypothesis.settings.register_profile(
@@ -187,6 +189,16 @@ def without_cloudpickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times are shown in UTC in place of local time."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers(request: pytest.FixtureRequest, clean_environ: str) -> Iterator[None]:
     """Fail a test that leaves a process behind: one that carries its token, or a child nobody reaped (G1)."""
@@ -238,6 +250,12 @@ def dsl_command() -> Path:
 def testchild() -> Path:
     """Path of the compiled helper program `dsl-testchild`."""
     return _target_directory() / "release" / "dsl-testchild"
+
+
+@pytest.fixture
+def helpers(dsl_command: Path, testchild: Path, tmp_path: Path) -> Helpers:
+    """Jobs of the helper program on this machine."""
+    return Helpers(dsl_command, testchild, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from scripts.command_files import SHARE, files, man_page, problems
+from scripts.command_files import ROOT, SHARE, files, man_page, problems
 from scripts.completion_scripts import WRITERS, option_groups, parsers
+from tests.support.command import ran
 
 from dsl._record import replace
+from dsl.cli import options_torch
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.parser import Parser
-from dsl.model.options import OURS, value
+from dsl.model.options import OURS, CommandLine, Option
 
 COMMANDS = sorted(path.name for path in (SHARE.parent.parent / "scripts").iterdir())
 
@@ -33,9 +35,18 @@ def test_every_command_has_its_files() -> None:
         assert f"fish/vendor_completions.d/{command}.fish" in names
 
 
+@pytest.mark.parametrize("line", [COMMAND_LINE, options_torch.COMMAND_LINE], ids=lambda line: line.program)
+def test_the_examples_on_the_pages_can_be_read(line: CommandLine) -> None:
+    page = (ROOT / "docs" / f"{line.program}.md").read_text(encoding="utf-8")
+    examples = re.findall(rf"^### .*\n\n`{line.program} (.*)`$", page, re.MULTILINE)
+    assert len(examples) == len(line.groups)
+    for example in examples:
+        Parser(line).parse_script_args(shlex.split(example))
+
+
 @pytest.mark.parametrize("shell", sorted(WRITERS))
 def test_a_new_option_is_in_help_man_page_and_completion_by_itself(shell: str) -> None:
-    new = value(OURS, "--colour-of-logs", "", "colour of the logs; dark or light", choices=("dark", "light"))
+    new = Option(OURS, "--colour-of-logs", "", "colour of the logs; dark or light", choices=("dark", "light"))
     parser = Parser(replace(COMMAND_LINE, groups={**COMMAND_LINE.groups, "looks": (new,)}))
     page = man_page(parser, COMMANDS)
     assert (
@@ -58,9 +69,9 @@ def test_a_man_page_is_well_formed(command: str) -> None:
         pytest.skip("needs the program mandoc")
     assert judge is not None, "mandoc is missing, scripts/with-environment --shells installs it"
     path = SHARE / "man" / "man1" / f"{command}.1"
-    result = subprocess.run([judge, "-Tlint", "-Wwarning", path], capture_output=True, text=True, check=False)
+    result = ran([judge, "-Tlint", "-Wwarning", path])
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    shown = subprocess.run([judge, "-Tascii", path], capture_output=True, text=True, check=True).stdout
+    shown = ran([judge, "-Tascii", path], check=True).stdout
     assert "SYNOPSIS" in shown or "S\bSY\bY" in shown
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from benches import tables
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,14 +85,14 @@ def test_the_end_of_other_messages_needs_a_row_above_the_tables(script: ModuleTy
     ],
 )
 def test_a_word_that_we_do_not_use_is_found(line: str) -> None:
-    (fault, *_) = load("word_list").faults("docs/cli.md:1", line)
-    assert fault.startswith("docs/cli.md:1: write ")
+    (fault, *_) = load("word_list").faults("docs/dsl.md:1", line)
+    assert fault.startswith("docs/dsl.md:1: write ")
 
 
 def test_words_in_code_and_plain_words_are_left_alone() -> None:
     check = load("word_list").faults
     assert (
-        check("docs/cli.md:1", "`whoever` is a name; the controller-runtime and the worker that is free")
+        check("docs/dsl.md:1", "`whoever` is a name; the controller-runtime and the worker that is free")
         == []
     )
 
@@ -101,3 +102,33 @@ def test_comments_and_texts_of_modules_are_read() -> None:
     lines = dict(load("word_list").python_prose(source))
     assert sorted(lines) == [1, 2, 3, 4]
     assert "prior to" in lines[4]
+
+
+def test_the_pages_of_benchmarks_have_the_rows_that_are_kept() -> None:
+    assert tables.stale() == [], "run `make pictures`"
+
+
+def test_a_row_that_was_measured_again_replaces_the_old_one_and_a_missed_bar_is_marked() -> None:
+    machine = {"cpus": 2, "cpu": "A", "gpu": "", "kernel": "6.1-x"}
+    old = {
+        "name": "n",
+        "value": 2.0,
+        "unit": "x",
+        "bar": 1.5,
+        "at_most": False,
+        "detail": "3 (2-4) s against 1 s",
+    }
+    kept = tables.merged([], [tables.measured("start", {**old, "bars": None}, machine)])
+    times = tables.TIMES
+    assert f"| n | 2{times} | ≥ 1.5{times} |" in tables.all_rows(kept)
+    new = tables.measured("start", {**old, "value": 1.0, "bars": None}, {**machine, "cpu": "B"})
+    kept = tables.merged(kept, [new, tables.measured("hosts-start", {**old, "bars": None}, machine)])
+    assert [row["section"] for row in kept] == ["One host", "Several hosts"]
+    assert f"| n | 1{times} | ≥ 1.5{times}, **missed**: 3 s against 1 s |" in tables.all_rows(kept)
+    assert "2 CPUs (B), Linux 6.1:" in tables.all_rows(kept)
+
+
+def test_the_five_rows_have_two_cells_for_each_kind_of_machine() -> None:
+    lines = tables.five_rows(tables.load()).splitlines()
+    assert sum(line.startswith("| ") for line in lines) == 2 + len(tables.FIVE)
+    assert {line.count("|") for line in lines if line.startswith("|")} == {6}

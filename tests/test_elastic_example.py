@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import WaitUntil
 from tests.kit.elastic import EXAMPLE, FROM, steps
+from tests.support.command import ran
 
 # Importing torch takes many seconds on a cold disk.
 pytestmark = [
@@ -30,7 +31,7 @@ def example(folder: Path, *arguments: str) -> list[str]:
 
 
 def run(command: list[str]) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    result = ran(command, timeout_s=150)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.conftest import WaitUntil
+from tests.support.command import ran
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_ddp.py"
 
@@ -32,9 +33,7 @@ def command(dsl_command: Path, *arguments: str) -> list[str]:
 
 
 def run(dsl_command: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(dsl_command, *arguments), capture_output=True, text=True, timeout=150, check=False
-    )
+    return ran(command(dsl_command, *arguments), timeout_s=150)
 
 
 def losses(text: str) -> list[float]:
@@ -67,7 +66,6 @@ def test_a_resumed_job_ends_like_one_that_never_stopped(dsl_command: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
-@pytest.mark.guarantee("G2")
 def test_a_terminated_job_saves_its_work_first(
     dsl_command: Path, tmp_path: Path, wait_until: WaitUntil
 ) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import subprocess
 import sys
 from types import ModuleType
 
 import pytest
+from tests.support.command import ran
 
 import dsl
 
@@ -65,8 +65,7 @@ def test_dir_of_a_public_module_shows_what_it_has(name: str) -> None:
     code = (
         f"import sys, {name} as m; shown = set(dir(m)); print(set(getattr(m, '__all__', ())) - shown, *shown)"
     )
-    words = [sys.executable, "-c", code]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout
+    answer = ran([sys.executable, "-c", code], check=True).stdout
     assert answer.startswith("set() ")
     module = importlib.import_module(name)
     assert all(hasattr(module, one) for one in dir(module))

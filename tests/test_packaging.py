@@ -6,7 +6,6 @@ import importlib
 import importlib.metadata
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from scripts.environment import turn
+from tests.support.command import ran
 from yaml import safe_load
 
 import dsl
@@ -35,14 +35,7 @@ pytestmark = pytest.mark.timeout(900)  # the first build of the extension may ha
 
 def build(*arguments: str) -> None:
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    result = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = ran([sys.executable, "-m", *arguments], 900, cwd=ROOT, env=environ)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -74,7 +67,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         path.relative_to(ROOT / "python").as_posix()
         for package in ("dsl", "dsl_launcher")
         for path in (ROOT / "python" / package).rglob("*")
-        if path.suffix in {".py", ".pyi"} or path.parent.name == "completions"
+        if path.suffix in {".py", ".pyi"} or path.parent.name in {"completions", "stand_in"}
+        if path.is_file()
     }
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
@@ -114,10 +108,17 @@ def test_an_installed_command_runs_in_the_interpreter_it_was_installed_with(
     first = script.read_text(encoding="utf-8").splitlines()[:2]
     assert first[0].startswith("#!/")
     assert sys.executable in "".join(first)
-    result = subprocess.run(
-        [script, "--help"], env=environment(prefix), capture_output=True, text=True, check=True
-    )
+    result = ran([script, "--help"], env=environment(prefix), check=True)
     assert result.stdout.startswith(f"usage: {command} [OPTIONS]")
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("command", ["torchrun", "deepspeed"])
+def test_an_installed_command_stands_in_for_another(prefix: Path, command: str) -> None:
+    """An installer keeps the modes of the files, and the folder does not depend on where it lies."""
+    words = [prefix / "bin" / "dslrun", "--stand-in", "--", command, "--version"]
+    result = ran(words, env=environment(prefix), check=True)
+    assert result.stdout.split()[0] == {"torchrun": "dslrun", "deepspeed": "dsl"}[command]
 
 
 @pytest.mark.proc
@@ -127,9 +128,7 @@ def test_an_installed_command_brings_no_module_that_a_launch_does_not_need(
 ) -> None:
     """The scripts that installers write for entry points import `re`."""
     words = [sys.executable, "-X", "importtime", str(prefix / "bin" / command), "--no_python", "true"]
-    result = subprocess.run(
-        words, env=environment(prefix), capture_output=True, text=True, check=False, timeout=30
-    )
+    result = ran(words, 30, env=environment(prefix))
     names = set(re.findall(r"^import time:.*\|\s+(\S+)$", result.stderr, re.MULTILINE))
     assert result.returncode == 0, result.stderr
     assert "dsl.agent.session" in names
@@ -197,13 +196,13 @@ def test_what_messages_and_pages_tell_users_to_install_can_be_installed() -> Non
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("python/dsl/**/*.py")):
         text = path.read_text(encoding="utf-8")
         for name, extra, rest in re.findall(
-            r"pip install ['\"]?(?!git\+)([\w.-]+)(?:\[(\w+)\])?(.{0,7})", text
+            r"pip install ['\"]?(?!git\+|-)([\w.-]+)(?:\[(\w+)\])?(.{0,7})", text
         ):
             assert name != "dsl" or rest.startswith(" @ git+"), path
             named["extras" if extra else "packages"].add(extra or name)
     assert {"all", "tune"} <= named["extras"] <= extras
     assert {"py-spy", "textual", "matplotlib", "optuna", "debugpy", "prometheus-client"} <= named["packages"]
-    assert named["packages"] <= packages | {"python-etcd"}  # torch needs that one
+    assert named["packages"] <= packages | {"python-etcd", "cloudpickle"}  # torch and notebooks need these
 
 
 def test_the_extra_all_brings_every_other_one_but_torch(metadata: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.command import ran
 
 import dsl._core as core
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.timeout(180)
 def test_the_stub_equals_the_built_extension() -> None:
     command = [sys.executable, "-m", "mypy.stubtest", "dsl._core", "--mypy-config-file", "pyproject.toml"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    result = ran(command, cwd=ROOT, timeout_s=170)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.command import ran
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -20,7 +21,7 @@ pytestmark = [
 
 
 def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    return ran(words, cwd=folder, timeout_s=150)
 
 
 def test_the_best_config_is_found_written_down_and_trained_with(dsl_command: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from dsl._core import (
     Supervisor,
     __version__,
 )
-from dsl.events import (
+from dsl.engine import (
     EVENT_VERSION,
     Called,
     Ended,
@@ -40,15 +40,17 @@ from dsl.events import (
     ForkServerSlow,
     GuardOutcome,
     Killing,
+    LaunchSpec,
     Leftovers,
     LogNotice,
     Output,
     SignalReceived,
     Started,
+    Stdio,
     Stopping,
     Unbound,
+    WorkerSpec,
 )
-from dsl.spec import LaunchSpec, Stdio, WorkerSpec
 
 __all__ = [
     "EVENT_VERSION",

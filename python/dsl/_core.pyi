@@ -5,10 +5,9 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, final
 
-from typing_extensions import Self
+from typing_extensions import Self, disjoint_base
 
-from dsl.events import Event, GuardOutcome
-from dsl.spec import LaunchSpec, WorkerSpec
+from dsl.engine import Event, GuardOutcome, LaunchSpec, WorkerSpec
 
 __all__ = [
     "BindingError",
@@ -39,13 +38,14 @@ __all__ = [
     "warm_answer",
     "warm_call",
     "warm_digest",
+    "warm_join",
     "warm_key",
     "warm_listen",
     "warm_obstacle",
 ]
 
 __version__: str
-"""Version of the data that ``to_dict`` of the events returns (docs/events.md)."""
+"""Version of dsl, such as ``0.2.0``."""
 
 def build_info() -> dict[str, str]:
     """Version, target triple and profile of the extension."""
@@ -98,13 +98,11 @@ _Path: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
 
 @final
 class Supervisor:
-    """Starts, watches and ends one worker group at a time. One engine thread does the work.
+    """Starts, watches and ends one worker group at a time, on a thread of its own.
 
-    In an ordinary Python program it handles no signals, and reaps only its own children. In an agent (a
-    process under a `Guard`) it also handles the signals to the job, and reaps orphans.
-
-    Only the process that made a supervisor can use it. In a child of `os.fork`, `wake` and `close` do
-    nothing, and every other method raises `EngineError`.
+    Under a `Guard` it also handles the signals to the job, and reaps orphans. Only the process that made a
+    supervisor can use it: in a child of `os.fork`, and after `close`, methods raise `EngineError`, but `wake`
+    and `close` do nothing.
     """
 
     def __new__(cls, *, guard: Guard | None = None) -> Self: ...
@@ -120,19 +118,15 @@ class Supervisor:
     ) -> int:
         """Execute a fork server: a Python process that imports once, and forks a worker for each order.
 
-        ``words``: the server's command; the engine appends the number of a descriptor for `ForkLink`.
-        ``env``: the server's whole environment (None: the current one of this process); the engine adds the
-        job's token. ``cpus`` and ``mempolicy``: where the server runs and has its memory, as far as the
-        kernel allows; a worker inherits them unless its spec has its own. The server's stdin is
-        ``/dev/null``. The engine keeps the end of the server's output, and `ForkServerLost` quotes the last
-        line. ``slow_s``: after this many seconds of importing, `ForkServerSlow` is reported. A server that is
-        stopped by a signal at that time, and still is after another ``slow_s``, is lost.
+        ``words``: its command; the engine appends the number of a descriptor for `ForkLink`. ``env``: its
+        environment (None: that of this process). ``cpus`` and ``mempolicy``: where it runs, as far as the
+        kernel allows; workers inherit that unless their spec has its own. ``slow_s``: seconds of importing
+        before `ForkServerSlow`; a server that is stopped by a signal then and ``slow_s`` later is lost.
 
-        Returns the server's number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows. A
-        server is also lost if it cannot be executed, or if this kernel lacks what it needs. The server works
-        for one group after the other, and ends with the supervisor. Signals to a group do not reach it.
+        Returns its number for `WorkerSpec` at once; `ForkServerReady` or `ForkServerLost` follows. The server
+        works for one group after the other, ends with the supervisor, and gets no signals to a group.
 
-        Raises `SpecError`, and `EngineError` on a closed supervisor.
+        Raises `SpecError` and `EngineError`.
         """
     def start(self, spec: LaunchSpec) -> None:
         """Check limits, then begin to start the workers.
@@ -140,66 +134,56 @@ class Supervisor:
         Raises `LimitError`, `BindingError`, `EngineError` before anything is started.
         """
     def add(self, worker: WorkerSpec) -> int:
-        """Add a worker to the running group, and return its index. It starts as the first ones did.
+        """Add a worker to the running group, with the settings of its spec, and return its index.
 
-        The environment, the grace and all other settings are those of the group's spec. Descriptors of the
-        worker have to stay open until it has started. A group with `LaunchSpec.stays_open` waits for such
-        workers.
+        Descriptors of the worker have to stay open until it has started.
 
-        Raises `SpecError`, `LimitError` and `BindingError`, and `EngineError` if no group runs, or if the
-        group is being stopped or has ended. Then the group is as it was.
+        Raises `SpecError`, `LimitError` and `BindingError`, and `EngineError` if no group runs or the group
+        is being stopped. Then the group is as it was.
         """
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
         """Wait for the next events, and return them in order. Python signal handlers run while waiting.
 
-        An empty list means that ``timeout_s`` has passed, that `wake` was called, or that another thread has
-        closed the supervisor. With ``routine=False`` starts and clean exits do not end the wait: they are
-        returned together with the next other event.
+        An empty list: ``timeout_s`` has passed, `wake` was called, or another thread has closed the
+        supervisor. With ``routine=False`` starts and clean exits do not end the wait: they come together with
+        the next other event.
 
-        Handlers run with the caller's signal mask, so that processes they start are ordinary children.
-
-        Raises `EngineError` on a closed supervisor, and when the engine thread has ended by itself. Without
-        ``timeout_s`` also when no group has its `Ended` still to come: the wait would never end.
+        Raises `EngineError` if the engine thread has ended by itself, and without ``timeout_s`` if no group
+        runs, because the wait would never end.
         """
     def fileno(self) -> int:
         """A descriptor for `select`, `poll`, `epoll` or an event loop; it is readable when there are events.
 
-        The descriptor is readable exactly when ``wait(0)`` would return events, or raise because the engine
-        thread has ended; while workers are being started, up to 20 ms later. The pattern is::
+        That is when ``wait(0)`` would return events or raise; while workers start, up to 20 ms later::
 
             select.select([supervisor, *others], [], [])
             for event in supervisor.wait(0):
                 ...
 
-        ``routine`` of the last `wait` also applies here: after ``wait(0, routine=False)`` starts and clean
-        exits do not make the descriptor readable; events that the same call would return do. `wake` does not
-        make it readable, since a wake is no event. Only `wait` may read from it. `close` makes it readable
-        for the last time and then closes it, so remove it from your loop before you call `close`.
-
-        Raises `EngineError` on a closed supervisor.
+        ``routine`` of the last `wait` also applies here. `wake` does not make it readable. Do not read from
+        it, and remove it from your loop before you call `close`, which closes it.
         """
     def listen(self, folder: _Path, name: str) -> None:
         """Let others call at a socket of this name, and report `Called` when they do.
 
-        The folder is made if it is missing. `unlisten` removes the socket, and so does the end of the
-        supervisor. It costs nothing while nobody calls.
+        The folder is made if it is missing. The end of the supervisor removes the socket.
 
         Raises `EngineError`: the socket cannot be made, or the folder is not for this user alone.
         """
     def callers(self) -> list[int]:
-        """Take the descriptors of those who have called, which you have to close.
+        """Take the descriptors of those who have called: this user and root. You have to close them.
 
-        They do not block. Callers of other users than root and this one were turned away.
+        They do not block.
         """
     def unlisten(self) -> None:
         """Remove the socket. Those who have called keep their connections."""
     def pids(self) -> list[int]:
         """Pids of the group's workers, by index; 0 for a worker that does not run."""
     def last_lines(self) -> dict[int, bytes]:
-        """The last line of each worker that has written one to a `Stdio.log` stream, by its index.
+        """The last line of each worker that has written to a `Stdio.log` stream, by its index: 1 KiB at most.
 
-        At most the last KiB of a line. What a worker has said before the first call is known only if it came
-        through the stream that its stderr goes to. Without an answer in a second it is empty: a disk is slow.
+        Before the first call only the stream of the worker's stderr counts. Empty if there is no answer in a
+        second, because a disk is slow.
         """
     def join_fork_server(self, fd: int, is_prepared: bool) -> int:
         """Take the branch of a warm server as fork server. Returns its number, as `start_fork_server` does.
@@ -211,7 +195,7 @@ class Supervisor:
         """Make a `wait` in another thread return an empty list at once; without one, the next `wait`.
 
         You can call it from any thread, and from a signal handler. Several wakes before a `wait` count as
-        one. Pending events stay for the `wait` after that. Does nothing on a closed supervisor.
+        one. Pending events stay for the `wait` after that.
         """
     def signal(self, signum: int, worker: int | None = None) -> None:
         """Send a signal to one worker, or to all. `LaunchSpec.signal_scope` says who hears it.
@@ -228,26 +212,21 @@ class Supervisor:
     def flush(self, stream: Literal[1, 2] | None = None) -> tuple[int, int | None]:
         """Wait until all output of ended groups to stdout, stderr or (None) both is written.
 
-        Output that is shown only in a pipe, a socket or a file waits for its reader, even after `Ended`.
-        Under a `Guard`, a signal to the job ends the waiting; elsewhere an exception in a signal handler
-        does, and `flush` raises it. Returns how many lines were given up (each is counted once), and the
-        signal that ended the waiting.
-
-        Raises `EngineError` on a closed supervisor.
+        Output may wait for its reader even after `Ended`. Under a `Guard`, a signal to the job ends the
+        waiting; elsewhere an exception in a signal handler does, and `flush` raises it. Returns how many
+        lines were given up, and the signal that ended the waiting.
         """
     def tee(self, fd: int) -> None:
         """Copy what is shown on the consoles to a socket, pipe or file as well, after the last lines shown.
 
-        The descriptor is duplicated. If it takes too little, lines are missing there, with a note of their
-        number; nothing waits for it. The copies end when nobody reads them, or with the supervisor. Streams
-        that workers inherit are not shown by the engine, and not copied.
-
-        Raises `EngineError` on a closed supervisor, `OSError` for a bad descriptor.
+        The descriptor is duplicated. Nothing waits for it: if it takes too little, a note has the number of
+        lines that are missing there. Streams that workers inherit are not copied. Raises `OSError` for a bad
+        descriptor.
         """
     def close(self) -> None:
         """`flush`, kill all processes that are left, wait for them, and end the engine thread. Idempotent."""
     def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block closes it. Raises `EngineError` if it is closed."""
+        """Return itself; the end of the ``with`` block closes it."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
@@ -275,28 +254,23 @@ class Guard:
         - ``stop``: pass it on to the workers, and after the grace kill all processes that are left. A second
           stop signal kills at once.
         - ``forward``: pass it on to the workers, and go on.
-        - ``preempt``: the job will lose its machine. Pass the signal on, and kill all processes that are left
-          after ``preempt_grace_s`` seconds (default: the grace of the group). This is a stop, so
-          `Ended.stop_signal` names it. A second notice changes nothing. The first stop signal after the
-          notice is passed on, and leaves the workers the grace at most.
+        - ``preempt``: the job will lose its machine. As ``stop``, after ``preempt_grace_s`` seconds (default:
+          the grace of the group). A second notice changes nothing; a stop signal leaves the grace at most.
 
         With ``signals=None``, SIGINT, SIGTERM, SIGHUP and SIGQUIT stop, and SIGUSR1 and SIGUSR2 are
-        forwarded. SIGTSTP, SIGCONT and SIGWINCH are always forwarded. The guard handles no other signals: if
-        one of them ends the guard, it ends the job, too. A signal that is ignored when the guard is made
-        (SIGHUP under ``nohup``; SIGPIPE and SIGXFSZ, which Python ignores) stays ignored, even if ``signals``
-        names it. SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 count all the same, but not if a key of a
-        terminal sends them: a script lets what it starts with ``&`` ignore its keys. If a group has log
-        files, a SIGHUP that would stop the job reopens them instead, unless a terminal has hung up.
+        forwarded. SIGTSTP, SIGCONT and SIGWINCH are always forwarded. Any other signal that ends the guard
+        ends the job.
 
-        ``helper``: pid of a child that helps the job, and ends by itself after the agent. The guard waits
-        some seconds for that, and then kills the helper. No other child that exists now belongs to the job.
+        - A signal that is ignored when the guard is made (SIGHUP under ``nohup``) stays ignored. SIGINT,
+          SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 count all the same, unless a key of a terminal sends them.
+        - If a group has log files, a SIGHUP that would stop the job reopens them instead, unless a terminal
+          has hung up.
 
-        ``mask``: the signal mask of the workers: the signals that were blocked before the caller began to
-        hold signals back for the guard. None: the signals that are blocked now.
+        ``helper``: pid of a child that ends by itself after the agent; the guard waits some seconds for that,
+        then kills it. No other child that exists now belongs to the job. ``mask``: the signals that are
+        blocked in workers (None: those that are blocked now).
 
-        Raises `SpecError` for an unknown meaning, and for a signal that cannot be handled: SIGKILL, SIGSTOP,
-        SIGCHLD, those of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS), 32 and 33,
-        which the C library uses, and numbers outside 1 to 64.
+        Raises `SpecError` for an unknown meaning, and for a signal that cannot be handled.
         """
     def supervise(
         self, agent_pid: int, grace_s: float, *, reopens: bool = False, links: Sequence[int] | None = None
@@ -304,17 +278,16 @@ class Guard:
         """In the parent of the fork: wait for the agent, forwarding signals, then end the processes it left.
 
         The guard kills an agent that still runs well after the grace: ``grace_s`` seconds from a stop signal,
-        or the time that a preemption leaves. ``reopens``: the job has log files, so a SIGHUP does not end the
-        job unless a terminal has hung up. ``links``: descriptors of copies of the agent's connections with
-        warm servers, which the guard owns from now on. It hangs up when the agent has ended, and waits until
-        nothing is left below the branches of an agent that was killed.
+        or the time that a preemption leaves. ``reopens``: the job has log files, which SIGHUP reopens.
+        ``links``: copies of the agent's connections with warm servers, which the guard owns from now on.
         """
     def discard(self) -> None:
         """Remove what the guard has made, when there is no agent because the fork failed."""
-    def enter_agent(self) -> None:
+    def enter_agent(self, workers: int = 0) -> None:
         """In the child of the fork: become an agent, with its own process group, and watch the guard.
 
-        The agent becomes subreaper, too.
+        The agent becomes subreaper, too. ``workers``: how many it will start. Groups start faster if their
+        number is known while the process has one thread.
         """
     job_id: Final[str]
     """Random token that every process of the job carries in ``DSL_JOB_ID``."""
@@ -390,32 +363,62 @@ class Link:
     def take_samples(self) -> list[tuple[int, int, int, int, int, int]]:
         """The heartbeats that were answered since the last call, for `dsl.control.clock.measure`."""
 
-@final
+@disjoint_base
 class Hub:
-    """The links of a process and the thread that serves them, for `dsl.control.hub.Hub`."""
+    """The links of a process and the thread that serves them: the base of `dsl.control.hub.Hub`."""
 
     def __new__(cls, heartbeat_s: float, console: tuple[int, int] | None, taken: bytes) -> Self:
         """``console``: the descriptors of a head. ``taken``: its message for a second agent of a place."""
-    def add(self, stream: Stream, name: str) -> Link: ...
-    def listen(self, address: str, port: int, keyed: bool | None) -> int: ...
-    def unlisten(self, port: int) -> None: ...
-    def expect(self, place: int | None, key: bytes, count: int) -> None: ...
-    def share_output(self, agents: int) -> None: ...
-    def fileno(self) -> int: ...
-    def read(self) -> list[tuple[Link | None, str, bytes | str | None]]:
-        """What has arrived: (link, what, bytes or text).
+    def listen(self, address: str = "", port: int = 0, *, keyed: bool | None = None) -> int:
+        """Let agents connect by TCP at a port; returns the port. The same call again changes nothing.
+
+        ``address``: one of this machine; empty: every one. ``port``: 0 for any free one. ``keyed``: agents
+        are refused unless they have a key from their user (True), or have none (False); None: it is not
+        checked. Ports with this check are for agents that come by themselves: several may come for a place.
+
+        Raises OSError: we cannot listen there.
+        """
+    def unlisten(self, port: int) -> None:
+        """Close a port. Returns when another process can listen there; links that came in by it stay."""
+    def expect(self, place: int | None, key: bytes, count: int | None = None) -> None:
+        """Let in agents of a place that know a key of 32 bytes; None: of every place. Call `listen` first.
+
+        ``key``: empty: they wait until their key is given.
+        ``count``: number of these agents; the default is one for a place, some thousands for every place.
+
+        Raises ControlError: the key does not have 32 bytes, and is not empty.
+        """
+    def share_output(self, agents: int) -> None:
+        """Head: let so many agents share the memory for output."""
+    def fileno(self) -> int:
+        """Give a descriptor that is readable while `take` returns something."""
+    def serve(self, stream: Stream, name: str) -> Link:
+        """Serve a connection, for `dsl.control.hub.Hub.add`."""
+    def take(self) -> list[tuple[Link | None, str, bytes | str | None]]:
+        """What has arrived: (link, what, bytes or text), for `dsl.control.hub.Hub.read`.
 
         ``what`` is ``message``; ``warning`` or ``lost`` (output could not be written), without a link; or the
         last of a link, with its reason:
         ``closed``, ``unreachable``, ``silent``, ``stuck``, ``damaged`` or ``internal``; empty if we ended it.
         """
-    def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None: ...
-    def recent(self) -> bytes: ...
-    def tee(self, fd: int) -> None: ...
-    def drain(self, timeout_s: float | None) -> bool: ...
-    def start(self) -> None: ...
-    def close(self, timeout_s: float) -> None: ...
-    def disown(self) -> None: ...
+    def pass_on(self, link: Link, stdout_fd: int, stderr_fd: int) -> None:
+        """Send what comes out of two pipes to the head, for `dsl.control.hub.Hub.relay`."""
+    def recent(self) -> bytes:
+        """Head: the last output of agents that was shown where stderr is shown, some screens of it."""
+    def tee(self, fd: int) -> None:
+        """Head: let a socket, which stays yours, get the output of agents, too; see `dsl.Supervisor.tee`."""
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait for output; False: the time is over, or the head is gone.
+
+        An agent waits until all that was in the pipes is written to the connection. A head waits until all
+        that has arrived is shown.
+        """
+    def start(self) -> None:
+        """Begin to serve. From here on this process must not fork and go on in the child."""
+    def close(self, timeout_s: float) -> None:
+        """Send what is queued, end all connections, and wait no longer than this for it."""
+    def disown(self) -> None:
+        """Close the descriptors in this process alone: a process forked from it goes on with them."""
 
 @final
 class ForkLink:
@@ -508,27 +511,36 @@ def warm_listen(folder: _Path, name: str) -> int:
     names the process that listens to those who call. Raises OSError.
     """
 
-def warm_call(
-    folder: _Path,
-    name: str,
-    purpose: Literal["serve", "hold", "tell", "stop"],
-    *,
-    key: bytes | None = None,
-    stay_s: float = 0.0,
-    memory: int = 0,
-) -> int:
+def warm_call(folder: _Path, name: str, purpose: Literal["tell", "stop"]) -> int:
     """Call the warm server at a socket, and return the descriptor of the connection.
 
-    ``serve``: fork workers, for `Supervisor.join_fork_server`. ``hold``: answer with ``stays`` once
-    everything is imported, or with the reason of a refusal, and stay while the connection is open. ``tell``:
-    answer with a line of numbers (pid, jobs so far, jobs that run, milliseconds without a job so far and at
-    most, programs that hold the server), then interpreter, program and modules with zero bytes between them.
-    ``stop``: end after the jobs that run. ``stay_s``: seconds that the server stays after its last job, 0: as
-    long as earlier callers wanted; ``memory``: bytes that all warm servers of the user may use.
+    ``tell``: answer with a line of numbers (pid, jobs so far, jobs that run, milliseconds without a job so
+    far and at most, programs that hold the server), then interpreter, program and modules with zero bytes
+    between them. ``stop``: end after the jobs that run.
 
-    Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait,
-    PermissionError if the server would end with a job that this process does not belong to, and what
-    `peer_pid` raises: then nothing was sent.
+    Raises OSError: ConnectionRefusedError if the server is gone, BlockingIOError if too many calls wait, and
+    what `peer_pid` raises: then nothing was sent.
+    """
+
+def warm_join(
+    folder: _Path,
+    name: str,
+    purpose: Literal["serve", "hold"],
+    key: bytes,
+    stay_s: float,
+    memory: int,
+    workers: int,
+) -> list[int]:
+    """Ask the warm server at a socket to work or to stay, and return the descriptors of the connections.
+
+    ``serve``: fork so many workers. Each connection is for `Supervisor.join_fork_server`: a large group gets
+    several branches of the server, which fork at the same time. ``hold``: answer with ``stays`` once
+    everything is imported, or with the reason of a refusal, and stay while the connection is open.
+    ``stay_s``: seconds that the server stays after its last job, 0: as long as earlier callers wanted;
+    ``memory``: bytes that all warm servers of the user may use.
+
+    Raises what `warm_call` raises, and PermissionError if the server would end with a job that this process
+    does not belong to.
     """
 
 def warm_answer(fd: int, timeout_s: float) -> bytes | None:
@@ -554,7 +566,7 @@ class FileMarks:
 
 @final
 class WarmDoor:
-    """The socket of a warm server, for `dsl.forkserver.warm`. Its methods raise `EngineError`."""
+    """The socket of a warm server, for `dsl.forkserver.server`. Its methods raise `EngineError`."""
 
     def __new__(cls, fd: int, folder: _Path, name: str, key: bytes) -> Self:
         """``fd``: a descriptor of `warm_listen`, which the door owns from now on.
@@ -565,7 +577,7 @@ class WarmDoor:
         """As `ForkLink.settle`; also makes forks of this process cheaper."""
     def ready(self, name: str, about: bytes) -> None:
         """Give the socket another name, and keep what the server is."""
-    def adopt(self, call: int, request: int, release: int) -> WarmCall | None:
+    def adopt(self, fds: Sequence[int]) -> WarmCall | None:
         """Take over a call, by the descriptors of `WarmCall.pass_on`; None: nobody waits for an answer."""
     def hold(self, call: WarmCall) -> None:
         """Tell the caller that the server stays, and stay until it hangs up."""
@@ -576,9 +588,9 @@ class WarmDoor:
     def next(self) -> WarmCall | None:
         """Wait for a call that needs an answer. None: the process must end."""
     def forked(self, call: WarmCall, pid: int) -> None:
-        """In the parent: watch the branch that was forked for a call."""
+        """In the parent: watch the branch that was forked for the next connection of a call."""
     def enter(self, call: WarmCall) -> ForkLink:
-        """In a forked child: become the branch of the calling job."""
+        """In a forked child: become the branch of the calling job, for its next connection."""
     def restore(self) -> None:
         """In a forked child that becomes another server: take on the limits that this one began with."""
     def succeed(self, pid: int, call: WarmCall) -> None:
@@ -593,12 +605,12 @@ class WarmDoor:
 class WarmCall:
     """A call that a warm server has to answer.
 
-    Of no use after `WarmDoor.hold`, `forked`, `enter` and `succeed`.
+    Of no use after `WarmDoor.hold`, `enter` and `succeed`, and once all its branches are forked.
     """
 
     @property
-    def is_job(self) -> bool:
-        """Whether a job wants workers; else somebody only wants the server to stay."""
+    def wants_branch(self) -> bool:
+        """Whether a branch is still to be forked for it; never if the server is only to stay."""
     @property
     def memory(self) -> int:
         """How many bytes of memory all warm servers of the user may use."""
@@ -607,4 +619,4 @@ class WarmCall:
     def defer(self) -> None:
         """Tell the engine that the imports begin anew."""
     def pass_on(self) -> list[int]:
-        """Descriptors for another server: connection, request, and one to close when this server may end."""
+        """Descriptors for another server: request, one to close when this server may end, connections."""

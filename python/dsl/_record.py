@@ -48,18 +48,21 @@ class Record:
                 raise TypeError(f"{cls.__name__}.{name} has a default that can change: {value!r}") from None
         cls.__match_args__ = names  # type: ignore[attr-defined, misc]
         cls._defaults = defaults  # type: ignore[attr-defined]
+        cls._names = frozenset(names)  # type: ignore[attr-defined]
 
 
 def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
     names = self.__match_args__
     fields = self.__dict__
-    if kwargs or len(args) != len(names):
+    if len(args) + len(kwargs) != len(names):
         fields.update(self._defaults)
+    if args:
+        fields.update(zip(names, args))  # noqa: B905  the lengths are compared
+    if kwargs:
         fields.update(kwargs)
-        if len(args) > len(names) or not kwargs.keys() <= {*names[len(args) :]}:
+        if not (kwargs.keys() <= self._names and kwargs.keys().isdisjoint(names[: len(args)])):
             raise TypeError(_misfit(self, args, kwargs))
-    fields.update(zip(names, args))  # noqa: B905  the lengths are compared
-    if len(fields) != len(names):
+    if len(fields) != len(names) or len(args) > len(names):
         raise TypeError(_misfit(self, args, kwargs))
 
 
@@ -76,10 +79,13 @@ def _misfit(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _values(self: Any) -> tuple[Any, ...]:
-    return tuple([getattr(self, name) for name in self.__match_args__])
+    fields = self.__dict__
+    return tuple([fields[name] for name in self.__match_args__])
 
 
 def _eq(self: Any, other: object) -> bool:
+    if self is other:
+        return True
     return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
 
 

@@ -60,13 +60,13 @@ class ProgramError(DslError):
 
 
 class ProgramNotFoundError(ProgramError, FileNotFoundError):
-    """The program of ``--no_python`` does not exist, or is not on ``PATH``."""
+    """The program of ``--no_python`` or ``--wrap`` does not exist, or is not on ``PATH``."""
 
     exit_code = 127
 
 
 class ProgramNotExecutableError(ProgramError, PermissionError):
-    """The program of ``--no_python`` exists but may not be executed."""
+    """The program of ``--no_python`` or ``--wrap`` exists but may not be executed."""
 
 
 class UsageError(DslError):

@@ -5,22 +5,24 @@ Importing this module costs next to nothing: each room is imported on first use.
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from dsl.devices.offered import DeviceFacts
-    from dsl.machine.cpus import Cpus
+    from dsl.machine import Console, Files, Names, Ports
+    from dsl.machine.kernel import Cpus
     from dsl.machine.network import Network
-    from dsl.machine.this_process import Console, Files, Names, Ports
 
 
 class Facts:
     """This machine, read only on demand. Tests pass rooms of their own, by name."""
 
     environ: Mapping[str, str]
-    """The environment of this process."""
+    """The environment of this process, without what ``--stand-in`` has put into it."""
     console: Console
     """What the standard streams of this process are."""
     names: Names
@@ -55,19 +57,31 @@ class Facts:
             return room
 
 
+def own_environ() -> Mapping[str, str]:
+    """The environment of this process, without what ``--stand-in`` has put into it."""
+    if (folder := os.environ.get("DSL_STAND_IN")) is None:
+        return os.environ
+    found = {name: value for name, value in os.environ.items() if not name.startswith("DSL_STAND_IN")}
+    for name in ("PATH", "PYTHONPATH"):
+        rest = [place for place in found.pop(name, "").split(os.pathsep) if place != folder]
+        if any(rest):
+            found[name] = os.pathsep.join(rest)
+    return found
+
+
 def this_machine() -> Facts:
     """The machine we run on. Nothing is looked up yet."""
     return Facts()
 
 
 _ROOMS = {
-    "environ": ("os", "environ"),
-    "console": ("dsl.machine.this_process", "this_console"),
-    "names": ("dsl.machine.this_process", "Names"),
-    "files": ("dsl.machine.this_process", "Files"),
-    "cpus": ("dsl.machine.cpus", "Cpus"),
+    "environ": ("dsl.facts", "own_environ"),
+    "console": ("dsl.machine", "this_console"),
+    "names": ("dsl.machine", "Names"),
+    "files": ("dsl.machine", "Files"),
+    "cpus": ("dsl.machine.kernel", "Cpus"),
     "devices": ("dsl.devices.offered", "DeviceFacts"),
-    "ports": ("dsl.machine.this_process", "Ports"),
+    "ports": ("dsl.machine", "Ports"),
     "network": ("dsl.machine.network", "Network"),
 }
-"""Module and name of what makes each room; the environment is there already."""
+"""Module and name of what makes each room."""

@@ -23,7 +23,7 @@ __all__ = ["command", "config_from_args", "get_args_parser", "main", "parse_args
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):  # as each import asks for `__path__`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dsl.functions.torch_names import name_of_torch
+    from dsl.functions.errors import name_of_torch
 
     return name_of_torch(name, "torch.distributed.run", globals())
 

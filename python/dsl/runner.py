@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from dsl.machine.this_process import read_input
-from dsl.resources.filters import apply_filters, parse_num_nodes
+from dsl.machine import read_input
+from dsl.plan.hosts import apply_filters, missing_hostfile, parse_num_nodes, read_hostfile
 from dsl.resources.hosts import parse_hostfile
 
 TYPE_CHECKING = False
@@ -52,8 +52,6 @@ def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
     Raises:
         HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
     """
-    from dsl.plan.hosts import missing_hostfile, read_hostfile
-
     pool = read_hostfile(hostfile_path, read_input)
     if pool is None:
         from logging import getLogger

@@ -30,17 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def the_cluster() -> Iterator[Cluster]:
     """Three hosts, booted when the first test asks for them. Tests take `hosts`."""
     if "CI" not in os.environ:  # there nothing is skipped
-        if _may_not_make_namespaces():
+        namespaces = ["unshare", "--net", "--mount", "--pid", "--fork", "--", "true"]
+        if subprocess.run(namespaces, capture_output=True, check=False).returncode:
             pytest.skip("needs root that may make namespaces")
         if shutil.which("apt-get") is None:
             pytest.skip("needs apt-get")
     with Cluster(3) as cluster:
         yield cluster
-
-
-def _may_not_make_namespaces() -> bool:
-    command = ["unshare", "--net", "--mount", "--pid", "--fork", "--", "true"]
-    return subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 @pytest.fixture

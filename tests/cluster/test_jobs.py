@@ -15,8 +15,8 @@ from tests.kit.cluster.host import HostProcess
 from tests.kit.waiting import until
 from tests.support.backends import BACKENDS, Backend
 
-from dsl.lists import TASKS
-from dsl.model.remote import RANK_LAUNCHERS
+from dsl.plan.remote import RANK_LAUNCHERS
+from dsl.words import TASKS
 
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = ROOT / "examples" / "train_ddp.py"
@@ -57,6 +57,7 @@ class Jobs:
 
     def __init__(self, hosts: Cluster, command: Path, folder: Path) -> None:
         self.hosts, self.command, self.folder = hosts, command, folder
+        self.words: tuple[str | Path, ...] = (command,)
         (folder / "worker.py").write_text(WORKER, encoding="utf-8")
 
     def run(self, backend: Backend, hostfile: str, *words: str | Path) -> CompletedProcess[str]:
@@ -73,7 +74,7 @@ class Jobs:
         self, backend: Backend, hostfile: str, words: tuple[str | Path, ...]
     ) -> tuple[list[str | Path], dict[str, Any]]:
         (self.folder / "hosts").write_text(hostfile, encoding="utf-8")
-        line = [self.command, "-H", "hosts", *backend.words, "--no_local_rank", *words]
+        line = [*self.words, "-H", "hosts", *backend.words, "--no_local_rank", *words]
         return line, {"env": {"DS_ACCELERATOR": "cpu", **backend.env}, "cwd": self.folder}
 
 
@@ -113,6 +114,49 @@ def test_chosen_slots_have_their_ranks_and_devices_and_a_failure_its_code(
     assert result.returncode == 7
 
 
+SPEAKS = """
+import os, signal, sys, time
+from pathlib import Path
+attempts, rank = Path("attempts"), os.environ["RANK"]
+spoken = Path(f"spoken{attempts.stat().st_size if attempts.exists() else 0}")
+if rank == sys.argv[1]:
+    print("here", flush=True)
+    spoken.touch()
+elif rank == "3":
+    while sys.argv[1] != "none" and not spoken.exists():
+        time.sleep(0.005)
+    attempts.open("a").write("x")
+    os._exit(7)
+signal.pause()
+"""
+
+
+@pytest.mark.guarantee("G2", "G3")
+@pytest.mark.parametrize("speaker, attempts", [("none", 3), ("0", 5)])
+def test_a_failure_before_any_output_on_any_host_is_tried_three_times(
+    backend: Backend, jobs: Jobs, speaker: str, attempts: int
+) -> None:
+    (jobs.folder / "speaks.py").write_text(SPEAKS, encoding="utf-8")
+    words = ("--max-restarts=4", "--restart-on=any", "speaks.py", speaker)
+    result = jobs.run(backend, EVEN, *words)
+    assert (result.returncode, (jobs.folder / "attempts").read_text()) == (7, "x" * attempts), result.stderr
+    why = "not tried again: exit code 7 3 times in a row, before any output of the script"
+    assert (why in result.stderr) == (attempts == 3), result.stderr
+
+
+@pytest.mark.parametrize("backend", ["ssh"], indirect=True)
+def test_what_stands_in_for_deepspeed_reaches_the_hosts_and_leaves_nothing_there(
+    backend: Backend, jobs: Jobs
+) -> None:
+    jobs.words += ("--stand-in", "--", "deepspeed")
+    text = "import os; print(os.uname().nodename, 'stand_in' in str(os.environ).lower())"
+    (jobs.folder / "show.py").write_text(text, encoding="utf-8")
+    result = jobs.run(backend, EVEN, "show.py")
+    assert result.returncode == 0, result.stderr
+    expected = [f"node{number} False" for number in (0, 0, 1, 1, 2, 2)]
+    assert sorted(result.stdout.splitlines()) == expected
+
+
 @pytest.mark.guarantee("G3")
 @pytest.mark.parametrize("backend", ["ssh"], indirect=True)
 def test_a_verdict_on_a_terminal_does_not_repeat_what_the_terminal_shows(
@@ -135,20 +179,19 @@ def test_a_verdict_on_a_terminal_does_not_repeat_what_the_terminal_shows(
     assert "last output of" not in text
 
 
-def test_excluded_slots_and_hosts_without_any(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
-    """The launching host has no part in the job."""
-    words = ("--exclude", "node0@node1:1", "worker.py")
-    result = jobs.run(backend, UNEVEN, *words)
-    expected = lines(("node2", "0,1,2,3"), ("node1", "0,2"), master=hosts[2])
-    assert sorted(result.stdout.splitlines()) == expected, result.stderr
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_one_agent_a_node_and_a_part_of_its_devices(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
-    words = ("--one-agent-per-node", "--num_nodes", "2", "--num_gpus", "2", "worker.py")
-    result = jobs.run(backend, UNEVEN, *words)
-    expected = lines(("node2", "0,1"), ("node0", "0,1"), master=hosts[2])
-    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+@pytest.mark.parametrize(
+    "options, places",
+    [
+        # The launching host has no part in the job.
+        ("--exclude node0@node1:1", [("node2", "0,1,2,3"), ("node1", "0,2")]),
+        ("--one-agent-per-node --num_nodes 2 --num_gpus 2", [("node2", "0,1"), ("node0", "0,1")]),
+    ],
+)
+def test_a_part_of_the_hosts_and_of_their_slots(
+    hosts: Cluster, backend: Backend, jobs: Jobs, options: str, places: list[tuple[str, str]]
+) -> None:
+    result = jobs.run(backend, UNEVEN, *options.split(), "worker.py")
+    assert sorted(result.stdout.splitlines()) == lines(*places, master=hosts[2]), result.stderr
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -14,7 +14,7 @@ from tests.kit.cluster import MPI, find_mpi
 from tests.support.launchers import starts
 
 from dsl.launchers.base import ENDED, PLACE
-from dsl.model.remote import RANK_LAUNCHERS
+from dsl.plan.remote import RANK_LAUNCHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.kit.cluster import Cluster, Host
 
     from dsl.launchers.base import Start
-    from dsl.model.remote import LauncherName
+    from dsl.plan.remote import LauncherName
 
 SHOW = str(Path(__file__).parent.parent / "workers" / "show_rank.py")
 UNEQUAL = {"node2": 2, "node0": 1, "node1": 3}

@@ -20,8 +20,8 @@ from tests.kit.cluster import Cluster, Slurm
 from tests.kit.cluster.gpus import show_gpus
 from tests.support.batch import Batch
 
-from dsl.lists import TASKS
 from dsl.resources.hosts import expand_nodes
+from dsl.words import TASKS
 
 pytestmark = pytest.mark.cluster
 

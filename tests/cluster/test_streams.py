@@ -38,7 +38,6 @@ def test_every_line_of_every_rank_arrives_whole_and_tagged(
     assert found == Found(TOTAL // 6 * 6, 0, 0, 0, 0)
 
 
-@pytest.mark.guarantee("G6")
 @pytest.mark.stress
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ways", ["ssh", "pdsh"], indirect=True)
@@ -72,7 +71,6 @@ def test_both_streams_of_a_worker_come_home_apart(hosts: Cluster, launch: Launch
     assert sorted(job.stderr.splitlines()) == [f"err of {rank}" for rank in range(6)]
 
 
-@pytest.mark.guarantee("G6")
 def test_a_silent_worker_shows_what_it_has_said_and_its_line_comes_again_whole(
     hosts: Cluster, launch: Launch
 ) -> None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from tests.contract.torch_numa_inputs import GRACE, TABLE, TWO, XEON, Machine, build, write_sysfs
 from tests.contract.torch_numa_inputs import machines as torch_machines
 
-from dsl.lists import format_ranges
-from dsl.machine.cpus import parse_kernel_list
+from dsl.machine.kernel import parse_kernel_list
+from dsl.words import format_ranges
 
 DRAWN = 24
 """How many of the machines that `torch_numa_inputs` draws at random are shown to hwloc too."""

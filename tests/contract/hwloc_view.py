@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from dsl.lists import format_ranges
-from dsl.machine.cpus import Cpus, parse_kernel_list
+from dsl.machine.kernel import Cpus, parse_kernel_list
+from dsl.words import format_ranges
 
 
 class View(NamedTuple):

@@ -130,16 +130,9 @@ def names_of_full_spaces() -> list[dict[str, Any]]:
     from deepspeed.autotuning import autotuner, utils
 
     found = []
-    for stage, user, sizes in (
-        (1, {}, [4, 8]),
-        (2, {}, [8]),
-        (3, {}, [8]),
-        (
-            1,
-            {"gradient_clipping": [0.5, 1.0], "fp16": {"enabled": True, "loss_scale_window": [500, 20000]}},
-            [8],
-        ),
-    ):
+    half = {"enabled": True, "loss_scale_window": [500, 20000]}
+    own = {"gradient_clipping": [0.5, 1.0], "fp16": half}
+    for stage, user, sizes in ((1, {}, [4, 8]), (2, {}, [8]), (3, {}, [8]), (1, own, [8])):
         space = copy.deepcopy(getattr(autotuner, f"DEFAULT_TUNING_SPACE_ZERO_{stage}"))
         space["train_micro_batch_size_per_gpu"] = sizes
         name = utils.canonical_name(
@@ -179,18 +172,9 @@ def main() -> None:
     for case in landscapes():
         answers = {"raw": ask_theirs(case, mended=False), "mended": ask_theirs(case, mended=True)}
         cases.append({"case": case, **answers})
-    GOLDEN.write_text(
-        json.dumps(
-            {
-                "about": f"DeepSpeed {VERSION} by record_autotuner.py",
-                "cases": cases,
-                "spaces": names_of_full_spaces(),
-            },
-            indent=1,
-        )
-        + "\n",
-        encoding="utf-8",
-    )
+    about = f"DeepSpeed {VERSION} by record_autotuner.py"
+    golden = {"about": about, "cases": cases, "spaces": names_of_full_spaces()}
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
     print(len(cases), "cases")
 
 

@@ -35,23 +35,12 @@ from tests.contract.elasticity_inputs import (
     sections,
     twin,
 )
+from tests.contract.golden_file import write
 
-GOLDEN = Path(__file__).parent / "golden" / "elasticity.json"
 SEED = 1
 VERSIONS = (
-    *(
-        "0.2",
-        "0.3.7",
-        "0.3.8",
-        "0.3.8rc1",
-        "0.3.8.dev2",
-        "0.3.8.post1",
-        "0.3.8+abc",
-        "0.3.9a1",
-        "0.3",
-        "0.10",
-    ),
-    *("0.14.1+ffb53c25", "0.19.7", "v0.19.7", "1", "0"),
+    *("0.2", "0.3.7", "0.3.8", "0.3.8rc1", "0.3.8.dev2", "0.3.8.post1", "0.3.8+abc", "0.3.9a1", "0.3"),
+    *("0.10", "0.14.1+ffb53c25", "0.19.7", "v0.19.7", "1", "0"),
 )
 SEEN: tuple[tuple[dict[str, Any] | None, dict[str, Any]], ...] = tuple(
     ({"enabled": True, "max_train_batch_size": 8, "micro_batch_sizes": [1, 2], **theirs} if theirs is not None else None,
@@ -165,10 +154,7 @@ def record(solver: Any) -> None:
         "seen: that of ensure_immutable_elastic_config for DEEPSPEED_ELASTICITY_CONFIG (null: not set) and a section; "
         "commands: section, world size (0: none), stdout of ds_elastic"
     )
-    parts = [f'"obtained": {json.dumps(how)}']
-    for key, rows in cases.items():
-        parts.append(f"{json.dumps(key)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")
-    GOLDEN.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    write("elasticity", how, **cases)
 
 
 def compare(solver: Any, count: int, seed: int) -> int:

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.contract import golden_file
 from tests.contract import golden_inputs as inputs
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.contract.golden_file import outcome
 
 
 def load(name: str) -> Any:
@@ -33,24 +31,8 @@ def load(name: str) -> Any:
     return import_module(f"deepspeed.{name}")
 
 
-def outcome(call: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """The result of a call, its exit code, or the builtin exception that it raises."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            return {"result": call(*args)}
-    except SystemExit as error:
-        return {"exit": error.code}
-    except Exception as error:  # noqa: BLE001  whatever it raises is the answer
-        return {"error": type(error).__name__}
-
-
 def write(name: str, how: str, **content: list[Any]) -> None:
-    """Write one golden file, a case a line."""
-    version = import_module("deepspeed").__version__
-    parts = [f'"obtained": {json.dumps(f"deepspeed {version}: {how}")}']
-    for key, cases in content.items():
-        parts.append(f"{json.dumps(key)}: [\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]")
-    (GOLDEN / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    golden_file.write(name, f"deepspeed {import_module('deepspeed').__version__}: {how}", **content)
 
 
 def record_flags(runner: Any) -> None:
@@ -336,7 +318,6 @@ def _export(
 
 def main() -> None:
     """Record everything."""
-    GOLDEN.mkdir(exist_ok=True)
     record_workers()
     os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE="4")
     runner = load("launcher.runner")

@@ -15,8 +15,9 @@ import tempfile
 from importlib import import_module
 from typing import Any
 
+from tests.contract.golden_file import outcome
 from tests.contract.launcher_inputs import CASES, EXPORTS, LauncherCase
-from tests.contract.record_golden import load, outcome, write
+from tests.contract.record_golden import load, write
 
 CLASSES = {
     "pdsh": "PDSHRunner",

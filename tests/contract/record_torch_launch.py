@@ -20,9 +20,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.contract.golden_file import torch_version, write
 from tests.contract.torch_launch_inputs import CASES, observe
 
-GOLDEN = Path(__file__).parent / "golden"
 LIMIT_S = 120
 
 
@@ -60,15 +60,13 @@ def main() -> None:
         answer = observe(sys.argv[1], _config, api.launch_agent, api.ChildFailedError, Path(sys.argv[2]))
         Path(sys.argv[3]).write_text(json.dumps(answer))
         os._exit(0)
-    version = import_module("torch").__version__.partition("+")[0]
-    found = [json.dumps([name, _answer(name)]) for name in CASES]
+    found = [[name, _answer(name)] for name in CASES]
     how = (
-        f"torch {version}: what torch.distributed.launcher.api.launch_agent returned or raised for each case of "
+        f"torch {torch_version()}: what torch.distributed.launcher.api.launch_agent returned or raised for each case of "
         "torch_launch_inputs; `at` is where it raised, `says` the first line of what it said, `hangs` that it had "
         f"not ended after {LIMIT_S} s"
     )
-    text = f'{{\n"obtained": {json.dumps(how)},\n"cases": [\n' + ",\n".join(found) + "\n]\n}\n"
-    (GOLDEN / "torch_launch.json").write_text(text, encoding="utf-8")
+    write("torch_launch", how, cases=found)
 
 
 if __name__ == "__main__":

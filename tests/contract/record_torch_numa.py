@@ -11,7 +11,6 @@ looks for are those of the machines in `torch_numa_inputs`. Nothing in the golde
 from __future__ import annotations
 
 import builtins
-import json
 import os
 import tempfile
 from importlib import import_module
@@ -20,11 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from tests.contract.golden_file import torch_version, write
 from tests.contract.torch_numa_inputs import MODES, Machine, address, machines, write_sysfs
 
-from dsl.lists import format_ranges
-
-GOLDEN = Path(__file__).parent / "golden"
+from dsl.words import format_ranges
 
 
 def answers(machine: Machine) -> dict[str, list[str]]:
@@ -79,14 +77,12 @@ def _ask(machine: Machine, folder: str, mode: str, rank: int) -> str:
 
 def main() -> None:
     """Record everything."""
-    version = import_module("torch").__version__.partition("+")[0]
     how = (
-        f"torch {version}: CPUs that torch.numa.binding would give to the worker of each device of a machine of "
+        f"torch {torch_version()}: CPUs that torch.numa.binding would give to the worker of each device of a machine of "
         "torch_numa_inputs, and to one worker more, by mode; or the exception that it raises"
     )
-    cases = [json.dumps([name, answers(machine)]) for name, machine in machines()]
-    text = f'{{\n"obtained": {json.dumps(how)},\n"cases": [\n' + ",\n".join(cases) + "\n]\n}\n"
-    (GOLDEN / "torch_numa.json").write_text(text, encoding="utf-8")
+    cases = [[name, answers(machine)] for name, machine in machines()]
+    write("torch_numa", how, cases=cases)
 
 
 if __name__ == "__main__":

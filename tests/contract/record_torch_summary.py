@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-GOLDEN = Path(__file__).parent / "golden" / "torch_summary.json"
+from tests.contract.golden_file import torch_version, write
+
 HOST = "node7.example"
 NOW = 1_767_323_045  # 2026-01-02 03:04:05 UTC
 
@@ -171,7 +172,6 @@ def main() -> None:
     """Record everything."""
     os.environ["TZ"] = "UTC"
     time.tzset()
-    version = import_module("torch").__version__.partition("+")[0]
     errors = import_module("torch.distributed.elastic.multiprocessing.errors")
     files = record_files()
     before = Path.cwd()
@@ -182,14 +182,11 @@ def main() -> None:
             cases.append([label, name, workers, record_case(errors, name, workers)])
         os.chdir(before)
     how = (
-        f"torch {version}: files: what @record leaves in TORCHELASTIC_ERROR_FILE (null: nothing) after each of the "
+        f"torch {torch_version()}: files: what @record leaves in TORCHELASTIC_ERROR_FILE (null: nothing) after each of the "
         "programs of the recorder; cases: ChildFailedError and ProcessFailure of the workers given, with the "
         "host's name and the time fixed, as label, name, workers, answer"
     )
-    parts = [f'"obtained": {json.dumps(how)}', f'"host": {json.dumps(HOST)}']
-    for key, rows in (("files", list(files.items())), ("cases", cases)):
-        parts.append(f"{json.dumps(key)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")
-    GOLDEN.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    write("torch_summary", how, host=HOST, files=list(files.items()), cases=cases)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ it is written by hand. Real workers are started, on a machine where no device of
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import subprocess
@@ -25,35 +23,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.contract import golden_file
 from tests.contract import torchrun_inputs as inputs
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def outcome(call: Callable[..., Any], argv: list[str], env: dict[str, str]) -> dict[str, Any]:
-    """The result of a call in an environment, its exit code, or the builtin exception that it raises."""
+    """The outcome of a call in an environment."""
     clean = {"PATH": os.environ["PATH"], **env}
-    quiet = io.StringIO()
-    try:
-        with (
-            mock.patch.dict(os.environ, clean, clear=True),
-            contextlib.redirect_stderr(quiet),
-            contextlib.redirect_stdout(quiet),
-        ):
-            return {"result": call(argv)}
-    except SystemExit as error:
-        return {"exit": error.code}
-    except Exception as error:  # noqa: BLE001  whatever it raises is the answer
-        return {"error": type(error).__name__}
+    with mock.patch.dict(os.environ, clean, clear=True):
+        return golden_file.outcome(call, argv)
 
 
 def write(name: str, how: str, **content: list[Any]) -> None:
-    """Write one golden file, a case a line."""
-    version = import_module("torch").__version__.partition("+")[0]
-    parts = [f'"obtained": {json.dumps(f"torch {version}: {how}")}']
-    for key, cases in content.items():
-        parts.append(f"{json.dumps(key)}: [\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]")
-    (GOLDEN / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    golden_file.write(name, f"torch {golden_file.torch_version()}: {how}", **content)
 
 
 def record_options() -> None:

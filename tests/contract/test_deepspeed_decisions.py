@@ -15,8 +15,7 @@ from dsl.cli.deepspeed import parse_args, to_request
 from dsl.errors import UsageError
 from dsl.model.job import Host, Meeting
 from dsl.plan.job import plan_job
-from dsl.plan.node import AttemptFiles, plan_node
-from dsl.rendezvous.static import Static
+from dsl.plan.node import AttemptFiles, Static, plan_node
 
 BASE = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4"}
 REFUSED = "refused"

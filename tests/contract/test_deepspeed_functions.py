@@ -1,4 +1,4 @@
-"""The functions users import, against those of DeepSpeed 0.19.8 (the goldens say how each answer was got)."""
+"""The functions users import and the variables that travel, against those of DeepSpeed 0.19.8 (the goldens say how each answer was got)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from tests.contract.golden_file import cases
 from tests.support.machine import make_facts, numa_table
 
 from dsl import runner
-from dsl.binding.placement import NodeGroup, place
+from dsl.binding import NodeGroup, place
 from dsl.binding.rules import CPU_LIMIT, parse_core_list
+from dsl.devices import ACCELERATORS
 from dsl.devices.offered import count_numa_nodes
 from dsl.errors import DslError
-from dsl.lists import format_ranges
-from dsl.machine.cpus import Topology
+from dsl.machine.kernel import Topology
 from dsl.model.request import PlacementRequest
+from dsl.plan.remote import remote_variables
+from dsl.resources.exports import MARK
+from dsl.words import format_ranges
 
 
 def _check(answer: dict[str, Any], call: Any, *args: Any) -> None:
@@ -88,3 +91,35 @@ def test_binding(case: list[Any]) -> None:
 def test_workers_of_a_cpu_node() -> None:
     for table, count in cases("cpu_devices"):
         assert count_numa_nodes(numa_table(*table)) == count, table
+
+
+# Env files that DeepSpeed refuses with a traceback, or takes the quotation marks of.
+OURS: dict[tuple[str, ...], dict[str, str]] = {
+    ("A=1\n\nB=2\n",): {"A": "1", "B": "2"},
+    ("# note\n",): {},
+    ("A=b # c\nB='q'\nC=$HOME\nD=\n",): {"A": "b # c", "B": "q", "C": f"{MARK}HOME{MARK}", "D": ""},
+}
+PLACES = {"HOME": "/home/me/.deepspeed_env", "CWD": "CWD/.deepspeed_env", "ABSOLUTE": "/ABSOLUTE"}
+
+
+@pytest.mark.parametrize("case", cases("exports"), ids=lambda case: f"{case[0]} {len(case[1])} {case[2]}")
+def test_what_travels(case: list[Any]) -> None:
+    accelerator, env, files, answer = case
+    own = env.get("DS_ENV_FILE")
+    environ = {
+        **env,
+        "DS_ACCELERATOR": accelerator,
+        **({"DS_ENV_FILE": "/ABSOLUTE"} if own == "ABSOLUTE" else {}),
+    }
+    places = {**PLACES, "HOME/my.env": "/home/me/my.env", "CWD/my.env": "CWD/my.env"}
+    texts = {places[name]: text for name, text in files.items()}
+    facts = make_facts(environ=environ, files=texts, cwd="CWD")
+    found = dict(remote_variables((), facts)[0])
+    key = tuple(files.values())
+    expected = {"PYTHONPATH": "CWD", **OURS[key]} if key in OURS else answer["result"]
+    assert found == expected
+    assert (key in OURS) <= (answer.get("result") != expected)
+
+
+def test_all_accelerators_were_asked() -> None:
+    assert {case[0] for case in cases("exports")} == set(ACCELERATORS)

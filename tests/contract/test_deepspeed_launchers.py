@@ -77,18 +77,15 @@ def options_of(case: LauncherCase) -> dict[str, Any]:
     }
 
 
-def ours(case: LauncherCase, slots: Any) -> list[str]:
-    words = list(start(case.launcher, dict(slots), **options_of(case)).argv)  # type: ignore[arg-type]
-    return words[:-1] if case.launcher == "pdsh" else words[: -1 - len(WORDS)]
-
-
 @pytest.mark.parametrize("case, answer", [pair for pair in GOLDENS if "result" in pair[1]])
 def test_the_words_are_those_of_deepspeed_but_for_these(case: LauncherCase, answer: Any) -> None:
     theirs = answer["result"]["argv"]
     added = ADDED[case.launcher]
     if "--ssh_port" in case.options:
         added = added + ADDED_WITH_A_PORT.get(case.launcher, [])
-    found = ours(case, answer["result"]["slots"])
+    slots = dict(answer["result"]["slots"])
+    words = list(start(case.launcher, slots, **options_of(case)).argv)  # type: ignore[arg-type]
+    found = words[:-1] if case.launcher == "pdsh" else words[: -1 - len(WORDS)]
     assert without(found, added) == without(theirs, DROPPED[case.launcher])
 
 

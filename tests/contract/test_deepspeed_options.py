@@ -13,7 +13,7 @@ from dsl import runner
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.parser import Parser
 
-# Ours does more than an int here: docs/compat.md, "Command line".
+# Ours does more than an int here: docs/compat.md, "Options".
 OWN_TYPES = {"num_nodes": "node_count"}
 # What its type is called there: the same, with a bound, or less a pair of quotes around it.
 SAME_TYPES = {"integer": "int", "unquoted": "str"}

@@ -10,13 +10,13 @@ from tests.contract.hwloc_inputs import roots, write_root
 from tests.contract.hwloc_view import View, differences, our_view
 
 from dsl.binding.rules import memory_groups
-from dsl.machine.cpus import Cpus, parse_kernel_list
+from dsl.machine.kernel import Cpus, parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from dsl.machine.cpus import NumaNode
+    from dsl.machine.kernel import NumaNode
     from dsl.model.job import MemoryPolicy
 
 ROOTS = dict(roots())

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.command import ran
 
 import dsl.run
 
@@ -47,9 +48,9 @@ def test_the_modules_import_nothing_of_torch_by_themselves() -> None:
 
 
 def test_without_torch_its_names_are_missing_and_ours_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsl.functions import torch_names
+    from dsl.functions import errors
 
-    monkeypatch.setattr(torch_names, "_copies", {})
+    monkeypatch.setattr(errors, "_copies", {})
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(AttributeError, match=r"'dsl.run' has no attribute 'Std', and there is no torch"):
         _ = dsl.run.Std
@@ -77,6 +78,7 @@ elastic_launch(config=config, entrypoint=program)(*arguments)
         ),
         (["--nproc-per-node=2", "--local-ranks-filter=1"], ["1 2 []"]),
         (["--local-rank-arg=dash"], ["0 1 ['--local-rank=0']"]),
+        (["-x", "RANK_0=a", "-x", "ZERO=b", "--wrap=0:env", "--give-up-on=3"], ["0 1 []"]),
     ],
 )
 def test_a_program_launches_by_the_config_of_a_command_line(
@@ -85,8 +87,7 @@ def test_a_program_launches_by_the_config_of_a_command_line(
     (tmp_path / "train.py").write_text(
         "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:-1], flush=True)"
     )
-    words = [sys.executable, "-c", IN_TORCHS_PLACE, *options, "train.py", "--config"]
-    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    result = ran([sys.executable, "-c", IN_TORCHS_PLACE, *options, "train.py", "--config"], cwd=tmp_path)
     assert (result.returncode, sorted(result.stdout.splitlines())) == (0, shown), result.stderr
 
 

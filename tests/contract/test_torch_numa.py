@@ -11,14 +11,14 @@ from tests.contract.golden_file import cases
 from tests.contract.torch_numa_inputs import MODES, TABLE, Machine, machines, write_sysfs
 from tests.support.machine import make_facts
 
-from dsl.binding.placement import NodeGroup, place
+from dsl.binding import NodeGroup, place
 from dsl.binding.rules import MODES as OUR_MODES
 from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
 from dsl.facts import Facts
-from dsl.lists import format_ranges
-from dsl.machine.cpus import Cpus
+from dsl.machine.kernel import Cpus
 from dsl.model.request import PlacementRequest
+from dsl.words import format_ranges
 
 REFUSED = "refused"
 MACHINES = dict(machines())

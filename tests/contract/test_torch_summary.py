@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
 
-from dsl.evidence.error_files import load_error_file, root_cause
 from dsl.functions.errors import ChildFailedError
 from dsl.model.judgement import Failure
-from dsl.report.summary import format_summary
+from dsl.report.failures import format_summary, load_error_file, root_cause
+
+pytestmark = pytest.mark.usefixtures("in_utc")
 
 HOST = "node7.example"
 CASES = cases("torch_summary")
@@ -22,7 +21,7 @@ FILES = cases("torch_summary", "files")
 SECOND = "2026-01-02_03:04:05"
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
-# What torch says and we do not, and what we say instead. Each is told in the docstring of dsl.report.summary.
+# Texts of torch, and ours in their place. The docstring of dsl.report.failures explains each.
 DIFFERENCES: dict[str, list[tuple[str, str]]] = {
     "plain text without a time": [("1970-01-01_00:00:00", "2026-01-02_03:04:05")],
     "empty traceback": [("traceback : \n", "traceback : E\n")],
@@ -40,16 +39,6 @@ DIFFERENCES: dict[str, list[tuple[str, str]]] = {
         ("\r\n", "\n"),
     ],
 }
-
-
-@pytest.fixture(autouse=True)
-def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times are shown in local time."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
 
 
 def failures_of(workers: list[dict[str, Any]]) -> list[Failure]:
@@ -92,49 +81,30 @@ def expected(label: str, text: str) -> str:
 
 @pytest.mark.guarantee("G3")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
-def test_the_summary_has_the_bytes_of_torch(
+def test_a_failed_job_has_the_summary_root_cause_and_typed_failures_of_torch(
     case: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What people and their log parsers look for stands where they look for it."""
+    """What people and their log parsers look for stands where they look for it, byte by byte."""
     monkeypatch.chdir(tmp_path)
     label, name, workers, answer = case
     failures = failures_of(workers)
+    assert root_cause(failures).rank == answer["first"], "where whole seconds tell it"
     root = next(failure for failure in failures if failure.rank == answer["first"])
     text = format_summary(name, failures, root)
     assert text == expected(label, answer["text"])
     error = ChildFailedError.of(name, failures)
+    assert error.name == name
     assert str(error) == error.format_msg() == text
     if answer["other_rules"] is not None:
         assert error.format_msg("#", "+") == expected(label, answer["other_rules"])
+    rank, first = error.get_first_failure()
+    assert (rank, first.failure.rank) == (answer["first"], answer["first"])
 
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
-def test_the_root_cause_is_that_of_torch_where_whole_seconds_tell_it(
-    case: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    _, name, workers, answer = case
-    failures = failures_of(workers)
-    assert root_cause(failures).rank == answer["first"]
-    rank, failure = ChildFailedError.of(name, failures).get_first_failure()
-    assert (rank, failure.failure.rank) == (answer["first"], answer["first"])
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
-def test_typed_failures_read_like_those_of_torch(
-    case: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    label, name, workers, answer = case
-    error = ChildFailedError.of(name, failures_of(workers))
-    assert error.name == name
     assert list(error.failures) == [worker["rank"] for worker in workers]
     for worker, ours, theirs in zip(workers, error.failures.values(), answer["failures"], strict=True):
-        assert (ours.local_rank, ours.pid, ours.exitcode) == (
-            worker["local_rank"],
-            worker["pid"],
-            worker["exitcode"],
-        )
+        assert [ours.local_rank, ours.pid, ours.exitcode] == [
+            worker[name] for name in ("local_rank", "pid", "exitcode")
+        ]
         assert ours.signal_name() == theirs["signal_name"]
         assert ours.error_file == theirs["error_file"]
         if label != "plain text without a time":

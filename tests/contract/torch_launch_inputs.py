@@ -69,18 +69,17 @@ BASE = {
 }
 TWO_NODES = {"max_nodes": 2, "rdzv_configs": {"last_call_timeout": 1}}
 """Fields of a job of two nodes; the second node never comes."""
+STATIC = {"rdzv_backend": "static", "rdzv_configs": {"rank": 0}}
+ADD = ("add", (1, 2))
+HAS_7_AND_NONE = "import sys; sys.exit(sys.argv[1:] != ['7', 'None'])"
 
 # name: (fields of the config, entrypoint, arguments). A word with `=` in front is a program, `{python}` the interpreter,
 # `{folder}` an empty folder but for what `prepare` puts there. `log_dir` is torch's DefaultLogsSpecs.
 CASES: dict[str, tuple[dict[str, Any], Any, tuple[Any, ...]]] = {
-    "a function": ({"nproc_per_node": 2}, "add", (1, 2)),
+    "a function": ({"nproc_per_node": 2}, *ADD),
     "arguments": ({}, "echo", (1, "a b", "${local_rank}", "$$", "$x", None)),
     "a program": ({"nproc_per_node": 2}, "={python}", (*SCRIPT, "pass")),
-    "a program gets text": (
-        {},
-        "={python}",
-        (*SCRIPT, "import sys; sys.exit(sys.argv[1:] != ['7', 'None'])", 7, None),
-    ),
+    "a program gets text": ({}, "={python}", (*SCRIPT, HAS_7_AND_NONE, 7, None)),
     "a program that fails": ({}, "={python}", (*SCRIPT, "raise SystemExit(3)")),
     "a program that is not on PATH": ({}, "=dsl-no-such-program", ()),
     "a program on a path that is not there": ({}, "={folder}/nosuch", ()),
@@ -102,40 +101,31 @@ CASES: dict[str, tuple[dict[str, Any], Any, tuple[Any, ...]]] = {
     "a function that cannot be pickled": ({}, "lambda", ()),
     "an argument that cannot be pickled": ({}, "echo", ("lock",)),
     "a result that cannot be pickled": ({}, "make_lock", ()),
-    "a log_dir that is new": ({"log_dir": "{folder}/a/b"}, "add", (1, 2)),
-    "a log_dir that is a file": ({"log_dir": "{folder}/plain"}, "add", (1, 2)),
-    "a log_dir in a file": ({"log_dir": "{folder}/plain/logs"}, "add", (1, 2)),
-    "no run_id": ({"run_id": ""}, "add", (1, 2)),
-    "no run_id, two nodes": ({"run_id": "", **TWO_NODES}, "add", (1, 2)),
-    "two nodes, of which one comes": (TWO_NODES, "add", (1, 2)),
-    "a static endpoint": (
-        {"rdzv_backend": "static", "rdzv_endpoint": "localhost:{port}", "rdzv_configs": {"rank": 0}},
-        "add",
-        (1, 2),
-    ),
-    "a static endpoint without a host": ({"rdzv_backend": "static", "rdzv_endpoint": ""}, "add", (1, 2)),
-    "a static endpoint without a port": (
-        {"rdzv_backend": "static", "rdzv_endpoint": "localhost", "rdzv_configs": {"rank": 0}},
-        "add",
-        (1, 2),
-    ),
-    "a backend that nobody knows": ({"rdzv_backend": "nosuch"}, "add", (1, 2)),
-    "two nodes and a backend that nobody knows": ({"rdzv_backend": "nosuch", "max_nodes": 2}, "add", (1, 2)),
-    "more nodes at least than at most": ({"min_nodes": 2}, "add", (1, 2)),
-    "no node": ({"min_nodes": 0}, "add", (1, 2)),
-    "no worker": ({"nproc_per_node": 0}, "add", (1, 2)),
-    "less than no restart": ({"max_restarts": -1}, "add", (1, 2)),
-    "an interval of none": ({"monitor_interval": 0}, "add", (1, 2)),
-    "a start method that nobody knows": ({"start_method": "thread"}, "add", (1, 2)),
-    "a timeout below 0": ({"shutdown_timeout": -1}, "add", (1, 2)),
+    "a log_dir that is new": ({"log_dir": "{folder}/a/b"}, *ADD),
+    "a log_dir that is a file": ({"log_dir": "{folder}/plain"}, *ADD),
+    "a log_dir in a file": ({"log_dir": "{folder}/plain/logs"}, *ADD),
+    "no run_id": ({"run_id": ""}, *ADD),
+    "no run_id, two nodes": ({"run_id": "", **TWO_NODES}, *ADD),
+    "two nodes, of which one comes": (TWO_NODES, *ADD),
+    "a static endpoint": ({**STATIC, "rdzv_endpoint": "localhost:{port}"}, *ADD),
+    "a static endpoint without a host": ({"rdzv_backend": "static", "rdzv_endpoint": ""}, *ADD),
+    "a static endpoint without a port": ({**STATIC, "rdzv_endpoint": "localhost"}, *ADD),
+    "a backend that nobody knows": ({"rdzv_backend": "nosuch"}, *ADD),
+    "two nodes and a backend that nobody knows": ({"rdzv_backend": "nosuch", "max_nodes": 2}, *ADD),
+    "more nodes at least than at most": ({"min_nodes": 2}, *ADD),
+    "no node": ({"min_nodes": 0}, *ADD),
+    "no worker": ({"nproc_per_node": 0}, *ADD),
+    "less than no restart": ({"max_restarts": -1}, *ADD),
+    "an interval of none": ({"monitor_interval": 0}, *ADD),
+    "a start method that nobody knows": ({"start_method": "thread"}, *ADD),
+    "a timeout below 0": ({"shutdown_timeout": -1}, *ADD),
     "a timeout of the environment that is no number": (
         {"environ": {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}},
-        "add",
-        (1, 2),
+        *ADD,
     ),
-    "a signal that cannot be handled": ({"signals_to_handle": "SIGKILL"}, "add", (1, 2)),
-    "a signal that is none": ({"signals_to_handle": "SIGFOO"}, "add", (1, 2)),
-    "a field that there is not": ({"nosuch": 1}, "add", (1, 2)),
+    "a signal that cannot be handled": ({"signals_to_handle": "SIGKILL"}, *ADD),
+    "a signal that is none": ({"signals_to_handle": "SIGFOO"}, *ADD),
+    "a field that there is not": ({"nosuch": 1}, *ADD),
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dsl.lists import format_ranges
+from dsl.words import format_ranges
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 DRAWN = 120

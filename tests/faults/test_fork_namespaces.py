@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command import ran
 from tests.support.forks import HIDDEN
 from tests.support.namespaces import unshared
 
@@ -68,9 +69,7 @@ def among_strangers(wrapper: str, testchild: Path, folder: Path) -> dict[str, An
     command += ["--preload=decimal", "--grace=2", str(script), str(folder)]
     line = [*unshared("--pid", "--fork", "--kill-child", "--mount-proc"), "env", f"PYTHON_EXEC={python}"]
     line += [sys.executable, str(SCENARIO), str(testchild), str(folder), str(STRANGERS), *command]
-    result = subprocess.run(
-        line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False
-    )
+    result = ran(line, stdin=subprocess.DEVNULL, timeout_s=90)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found

@@ -81,12 +81,10 @@ def test_how_workers_ended_is_known_although_their_server_does_not_tell(
 ) -> None:
     """The kernel shows it, after the time in which the server may tell. Others are heard of meanwhile."""
     end, say = tmp_path / "end", tmp_path / "say"
-    workers = [
-        forked(testchild, "wait", str(end), "exit", "5"),
-        forked(testchild, "wait", str(end), "exit", "0"),
-        forked(testchild, "wait", str(end), "raise", "SEGV"),
-        WorkerSpec([str(testchild), "wait", str(say), "say", "heard", "pause"], stdout=Stdio.pipe()),
-    ]
+    workers = [forked(testchild, "wait", str(end), "exit", "5")]
+    workers += [forked(testchild, "wait", str(end), "exit", "0")]
+    workers += [forked(testchild, "wait", str(end), "raise", "SEGV")]
+    workers += [WorkerSpec([str(testchild), "wait", str(say), "say", "heard", "pause"], stdout=Stdio.pipe())]
 
     def has_ended(pid: int) -> bool:
         process = processes.find(pid)

@@ -6,14 +6,11 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from tests.faults.matrix import CASES, SAMPLE_AT_64, SAMPLE_ON_A_SCREEN, Case, announced, words
-from tests.kit import processes
 from tests.kit.waiting import until
-from tests.support.command import dsl_line
-from tests.support.jobs import SCREENS, Job, running
+from tests.support.jobs import SCREENS, Helpers, Job, running, states
 from tests.support.tally import Run, Tally
 
 if TYPE_CHECKING:
@@ -26,6 +23,107 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.guarantee("G1", "G2")
 
 GRACE_S = 0.4
+POLITE = "TERM,INT,HUP"
+
+
+class Case(NamedTuple):
+    """One row of the matrix."""
+
+    victim: str
+    """``worker`` (rank 1), ``agent`` or ``guard``."""
+    signal: str
+    """Name without SIG. HUP is always sent under nohup."""
+    behaviour: str
+    """Key of `BEHAVIOURS`."""
+    code: int | None
+    """Exit code of the command; None when the signal must change nothing and the job goes on."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.victim}-{self.signal}-{self.behaviour}"
+
+    @property
+    def nohup(self) -> bool:
+        return self.signal == "HUP"
+
+
+def words(behaviour: str, directory: str, testchild: str) -> list[str]:
+    """Words for `dsl-testchild`: announce the processes in ``ready``, then behave."""
+    note = ["note", f"{directory}/ready"]
+    worker = [*note, "%r %p", "pause"]
+    descendant = ["ignore", POLITE, *note, "d%p %p"]
+    begin = ["catch", "USR1", "trace", f"{directory}/trace"]
+    shapes = {
+        "plain": worker,
+        "deaf": ["ignore", POLITE, *worker],
+        "setsid": ["child", "[", "setsid", *descendant, "pause", "]", *worker],
+        "daemon": ["daemon", "[", *descendant, "pause", "]", *worker],
+        # Bounded: one process that keeps changing its pid, one that makes 40 children, in two ranks.
+        "forking": [
+            *("only", "0,1", "[", "child", "[", *descendant, "hop", "4000", "500", "]"),
+            *("child", "[", *descendant, "churn", "40", "1000", "]", "]", *worker),
+        ],
+        "stopped": [*note, "%r %p", "stop", "pause"],
+        "threadchild": ["threadchild", "[", "setsid", *descendant, "pause", "]", *worker],
+        "bloom": ["only", "0,1", "[", "child", "[", *descendant, "bloom", "5", "300", "]", "]", *worker],
+        "vfork": ["child", "[", *descendant, "vforkblock", "]", *worker],
+        "renamed": [
+            *("only", "0,1", "[", "child", "[", "setsid", "exec", "/usr/bin/env", "--unset=DSL_JOB_ID"),
+            *(testchild, *descendant, "pause", "]", "]", *worker),
+        ],
+        "setuid": ["daemon", "[", *descendant, "setuid", "65534", "pause", "]", *worker],
+    }
+    return begin + shapes[behaviour]
+
+
+def announced(behaviour: str, workers: int) -> int:
+    """How many lines the ready file gets."""
+    everybody = {"setsid", "daemon", "threadchild", "vfork", "setuid"}
+    extra = {"forking": 4, "bloom": 2, "renamed": 2}
+    return workers + (workers if behaviour in everybody else extra.get(behaviour, 0))
+
+
+SIX = ("plain", "deaf", "setsid", "daemon", "forking", "stopped")
+HARD = ("threadchild", "bloom", "vfork", "renamed", "setuid")
+
+
+def _cases() -> list[Case]:
+    cases = [Case("worker", "TERM", "plain", 143), Case("worker", "INT", "plain", 130)]
+    cases += [Case("worker", "KILL", behaviour, 137) for behaviour in SIX + HARD]
+    cases += [Case("worker", "TERM", "deaf", None), Case("worker", "HUP", "plain", None)]
+    for victim in ("agent", "guard"):
+        killed = 137 if victim == "agent" else -9
+        cases += [Case(victim, "TERM", behaviour, 143) for behaviour in SIX]
+        cases += [Case(victim, "INT", behaviour, 130) for behaviour in ("plain", "deaf", "daemon", "stopped")]
+        cases += [Case(victim, "KILL", behaviour, killed) for behaviour in SIX]
+        cases += [Case(victim, "HUP", behaviour, None) for behaviour in ("plain", "daemon")]
+    cases += [Case("agent", "KILL", behaviour, 137) for behaviour in HARD]
+    cases += [Case("guard", "TERM", behaviour, 143) for behaviour in HARD]
+    return cases
+
+
+CASES = _cases()
+
+SAMPLE_AT_64 = {
+    "worker-KILL-deaf",
+    "agent-KILL-daemon",
+    "agent-KILL-forking",
+    "guard-TERM-forking",
+    "guard-KILL-setsid",
+    "guard-INT-stopped",
+}
+"""Cases that every run also does with 64 workers."""
+
+SAMPLE_ON_A_SCREEN = {
+    "worker-TERM-plain",
+    "worker-KILL-daemon",
+    "agent-TERM-plain",
+    "agent-KILL-setsid",
+    "guard-TERM-stopped",
+    "guard-INT-deaf",
+    "guard-KILL-daemon",
+}
+"""Cases that are also tried on a terminal that stops background processes when they write to it."""
 
 
 def _parameters() -> list[ParameterSet]:
@@ -56,24 +154,19 @@ def test_kill_matrix(
     case: Case,
     workers: int,
     screen: str | None,
-    dsl_command: Path,
     testchild: Path,
     tmp_path: Path,
     net: Arena,
     bystanders: Bystanders,
     tally: Tally,
     repeats: int,
+    helpers: Helpers,
 ) -> None:
     faults: list[str] = []
     harm_before = len(bystanders.harm())
     for run in range(repeats):
         directory = tmp_path / str(run)
-        line = dsl_line(
-            dsl_command,
-            workers,
-            [str(testchild), *words(case.behaviour, str(directory), str(testchild))],
-            GRACE_S,
-        )
+        line = helpers.line(workers, words(case.behaviour, str(directory), str(testchild)), GRACE_S)
         with running(net.inside(["nohup", *line] if case.nohup else line), directory, screen=screen) as job:
             try:
                 wrong, survivors, seconds = _run(case, workers, job)
@@ -92,7 +185,7 @@ def _run(case: Case, workers: int, job: Job) -> tuple[list[str], list[str], floa
     pids = job.ready(announced(case.behaviour, workers), timeout_s=60)
     ranks = [pids[str(rank)] for rank in range(workers)]
     if case.behaviour == "stopped":
-        until(lambda: all(_state(pid) == "T" for pid in ranks))
+        until(lambda: states(ranks) == {"T"})
     victim = {"worker": ranks[1], "agent": job.agent(), "guard": job.guard}[case.victim]
     begin = time.monotonic()
     os.kill(victim, getattr(signal, f"SIG{case.signal}"))
@@ -115,9 +208,4 @@ def _goes_on(job: Job, ranks: list[int]) -> None:
     """Every worker is alive after the signal and is still served: a USR1 comes through, once each."""
     os.kill(job.guard, signal.SIGUSR1)
     until(lambda: {one.pid for one in job.caught() if one.signum == signal.SIGUSR1} >= set(ranks))
-    assert all(_state(pid) not in (None, "Z") for pid in ranks)
-
-
-def _state(pid: int) -> str | None:
-    process = processes.find(pid)
-    return process and process.state
+    assert not states(ranks) & {"gone", "Z"}

@@ -16,8 +16,7 @@ from tests.kit.processes import Process
 from tests.kit.waiting import until
 from tests.support.arena import Arena
 from tests.support.bystanders import Bystanders
-from tests.support.command import dsl_line
-from tests.support.jobs import Job, running
+from tests.support.jobs import Helpers, Job, running
 
 pytestmark = [
     pytest.mark.engine,
@@ -73,93 +72,61 @@ def _as_shell(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _campaign(
-    label: str,
-    strike: Callable[[Job], None],
-    expected: set[int],
-    workers: int,
-    dsl: Path,
-    testchild: Path,
-    directory: Path,
-    net: Arena,
-    bystanders: Bystanders,
-    repeats: int,
-) -> None:
-    """Strike at `RUNS` x `repeats` random points; each failure names the seed that made it."""
-    faults = []
-    harm = len(bystanders.harm())
-    for run in range(RUNS * repeats):
-        dice = random.Random(f"{label} {workers} {run}")
-        place = directory / str(run)
-        line = net.inside(dsl_line(dsl, workers, [str(testchild), *_words(place)], GRACE_S))
-        with running(line, place) as job:
-            _random_point(job, workers, dice)
-            noted = _noted(place)
-            strike(job)
-            code = _as_shell(job.wait(timeout_s=30))
-            with contextlib.suppress(AssertionError):
-                until(_gone(job), timeout_s=GRACE_S + 10 if code == 137 else 0.0)
-            left = job.left()
-            if left or code not in expected or "Traceback" in job.stderr():
-                faults.append(
-                    f"run {run} ({noted} ready): code {code}, left {left[:5]}, said {job.stderr()[-300:]}"
-                )
-    faults += bystanders.harm()[harm:]
-    assert not faults, "\n".join(faults)
+Campaign = Callable[[str, Callable[[Job], None], set[int], int], None]
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, net: Arena, bystanders: Bystanders, repeats: int, helpers: Helpers) -> Campaign:
+    """Strikes at `RUNS` x ``repeats`` random points of jobs; each failure names the seed that made it."""
+
+    def strike_all(label: str, strike: Callable[[Job], None], expected: set[int], workers: int) -> None:
+        faults = []
+        harm = len(bystanders.harm())
+        for run in range(RUNS * repeats):
+            dice = random.Random(f"{label} {workers} {run}")
+            place = tmp_path / str(run)
+            line = net.inside(helpers.line(workers, _words(place), GRACE_S))
+            with running(line, place) as job:
+                _random_point(job, workers, dice)
+                noted = _noted(place)
+                strike(job)
+                code = _as_shell(job.wait(timeout_s=30))
+                with contextlib.suppress(AssertionError):
+                    until(_gone(job), timeout_s=GRACE_S + 10 if code == 137 else 0.0)
+                left = job.left()
+                if left or code not in expected or "Traceback" in job.stderr():
+                    said = f"left {left[:5]}, said {job.stderr()[-300:]}"
+                    faults.append(f"run {run} ({noted} ready): code {code}, {said}")
+        faults += bystanders.harm()[harm:]
+        assert not faults, "\n".join(faults)
+
+    return strike_all
 
 
 @pytest.mark.parametrize("workers", SIZES)
 @pytest.mark.parametrize(
-    "target, name, expected",
+    "target, name, code",
     [
-        ("agent", "KILL", {137}),
-        ("guard", "KILL", {137}),
-        ("guard", "TERM", {143}),
-        ("guard", "INT", {130}),
-        ("agent", "TERM", {143}),
+        ("agent", "KILL", 137),
+        ("guard", "KILL", 137),
+        ("guard", "TERM", 143),
+        ("guard", "INT", 130),
+        ("agent", "TERM", 143),
     ],
 )
 def test_a_strike_at_a_random_point_leaves_nobody(
-    target: str,
-    name: str,
-    expected: set[int],
-    workers: int,
-    dsl_command: Path,
-    testchild: Path,
-    tmp_path: Path,
-    net: Arena,
-    bystanders: Bystanders,
-    repeats: int,
+    target: str, name: str, code: int, workers: int, campaign: Campaign
 ) -> None:
     number = getattr(signal, f"SIG{name}")
 
     def strike(job: Job) -> None:
         (_strike_agent if target == "agent" else _strike_guard)(job, number)
 
-    _campaign(
-        f"{target}-{name}",
-        strike,
-        expected,
-        workers,
-        dsl_command,
-        testchild,
-        tmp_path,
-        net,
-        bystanders,
-        repeats,
-    )
+    campaign(f"{target}-{name}", strike, {code}, workers)
 
 
 @pytest.mark.parametrize("workers", SIZES)
-def test_a_storm_of_signals_leaves_nobody(
-    workers: int,
-    dsl_command: Path,
-    testchild: Path,
-    tmp_path: Path,
-    net: Arena,
-    bystanders: Bystanders,
-    repeats: int,
-) -> None:
+def test_a_storm_of_signals_leaves_nobody(workers: int, campaign: Campaign) -> None:
     """Every stop signal many times over, then the agent is killed while it stops the group.
 
     Which of them the command meets first depends on the moment of the strike, so the code of each is right.
@@ -170,18 +137,17 @@ def test_a_storm_of_signals_leaves_nobody(
             _strike_guard(job, number)
         _strike_agent(job, signal.SIGKILL)
 
-    expected = {129, 130, 131, 137, 138, 143}
-    _campaign("storm", strike, expected, workers, dsl_command, testchild, tmp_path, net, bystanders, repeats)
+    campaign("storm", strike, {129, 130, 131, 137, 138, 143}, workers)
 
 
 @pytest.mark.parametrize("workers", SIZES)
 def test_both_killed_at_once_still_ends_every_worker(
-    workers: int, dsl_command: Path, testchild: Path, tmp_path: Path, net: Arena, repeats: int
+    workers: int, tmp_path: Path, net: Arena, repeats: int, helpers: Helpers
 ) -> None:
     """With guard and agent gone nobody is left to look for daemons, but the kernel ends each worker itself."""
     for run in range(3 * repeats):
         place = tmp_path / str(run)
-        line = net.inside(dsl_line(dsl_command, workers, [str(testchild), *_words(place)], GRACE_S))
+        line = net.inside(helpers.line(workers, _words(place), GRACE_S))
         with running(line, place) as job:
             pids = job.ready(workers + 4, timeout_s=60)
             ranks = [
@@ -195,13 +161,11 @@ def test_both_killed_at_once_still_ends_every_worker(
             until(_dead(ranks), timeout_s=10)
 
 
-def test_a_second_job_beside_it_is_not_touched(
-    dsl_command: Path, testchild: Path, tmp_path: Path, net: Arena
-) -> None:
+def test_a_second_job_beside_it_is_not_touched(tmp_path: Path, net: Arena, helpers: Helpers) -> None:
     """The same user, the same command: killing one job's agent must not cost the other a worker."""
 
     def line(place: Path) -> list[str]:
-        return net.inside(dsl_line(dsl_command, 4, [str(testchild), *_words(place)], GRACE_S))
+        return net.inside(helpers.line(4, _words(place), GRACE_S))
 
     with (
         running(line(tmp_path / "a"), tmp_path / "a") as first,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.support.bystanders import Bystanders
 from tests.support.command import dsl_line
 from tests.support.jobs import Job, running
 from tests.support.namespaces import are_allowed
+from tests.support.places import free_port
 from tests.support.strangers import ELSEWHERE, Stranger, Victim, stranger
 
 from dsl.model.codec import to_line
@@ -232,12 +232,6 @@ def test_delegates_have_no_door_but_the_store_of_torch(
             lambda: siege.stranger().tries("call_port", port=port, says=siege.words(*orders)),
             dice=siege.dice,
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def named_sockets(guard: int) -> list[str]:

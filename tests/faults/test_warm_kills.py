@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -15,13 +17,17 @@ from tests.kit.waiting import until
 from tests.support.arena import Arena
 from tests.support.bystanders import Bystanders
 from tests.support.warm import Place
-from tests.support.warm_jobs import HOPS, PAUSES, gone, running, serves, warmed, write_worker
+from tests.support.warm_jobs import HOPS, PAUSES, Job, gone, running, serves, warmed, write_worker
 
 pytestmark = [pytest.mark.guarantee("G1"), pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def place(tmp_path: Path, testchild: Path) -> Iterator[Place]:
+@pytest.fixture(params=["1", "2"])
+def place(
+    tmp_path: Path, testchild: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Place]:
+    """With so many branches that fork the two workers of a job."""
+    monkeypatch.setenv("DSL_ENGINE_FORKERS", request.param)
     write_worker(tmp_path, testchild, PAUSES)
     with Place() as place:
         yield place
@@ -76,7 +82,7 @@ def test_a_server_that_is_struck_during_a_job_does_no_harm(
 def test_a_branch_that_is_killed_ends_its_job_and_leaves_nobody(place: Place, tmp_path: Path) -> None:
     server = warmed(place, tmp_path)
     with running(place, tmp_path) as job:
-        os.kill(job.branch(), signal.SIGKILL)
+        os.kill(job.branches()[0], signal.SIGKILL)
         assert job.process.wait(30) != 0
         gone(job)
         assert "was killed by SIGKILL: its workers died with it" in job.said()
@@ -101,7 +107,7 @@ def test_a_server_that_is_stopped_ends_what_its_killed_branch_has_left(
 ) -> None:
     server = warmed(place, tmp_path, net)
     with running(place, tmp_path, net) as job:
-        branch = job.branch()
+        branch = job.branches()[0]
         os.kill(server, signal.SIGSTOP)
         os.kill(branch, signal.SIGKILL)
         assert job.process.wait(30) != 0
@@ -115,7 +121,7 @@ def test_a_guard_continues_server_and_branch_of_an_agent_that_was_killed(
 ) -> None:
     server = warmed(place, tmp_path, net)
     with running(place, tmp_path, net) as job:
-        for pid in (server, job.branch()):
+        for pid in (server, *job.branches()):
             os.kill(pid, signal.SIGSTOP)
         os.kill(job.agent, signal.SIGKILL)
         assert job.process.wait(30) == 137
@@ -133,7 +139,7 @@ def test_what_nobody_can_prove_to_have_ended_is_said(
     server = warmed(place, tmp_path, net)
     with running(place, tmp_path, net) as job:
         struck = [job.agent] if others else []
-        struck += [job.branch(), server]
+        struck += [*job.branches(), server]
         # None of them can react to the death of another one.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in struck:
@@ -152,7 +158,8 @@ def test_a_command_that_is_killed_leaves_nobody(
     with running(place, tmp_path) as job:
         job.ready()
         if branch == "is stopped":
-            os.kill(job.branch(), signal.SIGSTOP)
+            for pid in job.branches():
+                os.kill(pid, signal.SIGSTOP)
         for pid in [getattr(job, name) for name in struck.split()]:
             os.kill(pid, signal.SIGKILL)
         job.process.wait(30)
@@ -167,7 +174,7 @@ def test_of_two_jobs_on_one_server_the_other_goes_on(place: Place, tmp_path: Pat
         with running(place, tmp_path) as one, running(place, tmp_path) as other:
             one.ready()
             workers = [pid for pid, _ in other.ready()]
-            os.kill(one.branch() if target == "branch" else getattr(one, target), signal.SIGKILL)
+            os.kill(one.branches()[-1] if target == "branch" else getattr(one, target), signal.SIGKILL)
             one.process.wait(30)
             gone(one)
             assert len(other.left()) >= 4
@@ -209,3 +216,95 @@ def _settled_files(pid: int) -> list[str]:
 def _memory(pid: int) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous"))
+
+
+STRIKES = (
+    *("kill agent", "kill guard", "kill agent guard", "kill branch", "kill agent branch", "kill server"),
+    *(
+        "kill branch server",
+        "kill agent branch server",
+        "kill guard branch server",
+        "stop branch, kill agent",
+    ),
+    *(
+        "stop server, kill branch",
+        "stop server branch, kill agent",
+        "stop branch, kill server",
+        "stop branch server",
+    ),
+)
+"""What is done to which processes of a warm job, all at once. Guard and agent together tell nothing more."""
+
+
+def _strike(strikes: str, place: Place, job: Job) -> list[int]:
+    """Returns the pids of those that were stopped."""
+    servers = place.servers()
+    pids = [one.pid for one in servers]
+    branches = [one.pid for one in servers if one.ppid in pids]
+    struck = {
+        "agent": processes.children(job.guard)[:1],
+        "guard": [job.guard],
+        "branch": branches,
+        "server": [pid for pid in pids if pid not in branches],
+    }
+    stopped = []
+    for strike in strikes.split(", "):
+        verb, *names = strike.split()
+        for pid in [pid for name in names for pid in struck[name]]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if verb == "stop" else signal.SIGKILL)
+            stopped += [pid] if verb == "stop" else []
+    return stopped
+
+
+def _end(job: Job, strikes: str, stopped: list[int]) -> str:
+    """``gone``, ``said`` if something may be left and the command says so, else a fault."""
+    (job.folder / f"go.{job.cookie}").touch()
+    code = job.process.wait(60)
+    try:
+        gone(job)
+    except AssertionError:
+        if "may be left" in job.said() and "branch" in strikes and "server" in strikes and code:
+            return "said"
+        return f"code {code}, stopped {stopped}, left {job.left()}, held {job.is_held()}: {job.said()}"
+    return "gone"
+
+
+@pytest.mark.parametrize("runs", [14, pytest.param(200, marks=pytest.mark.stress)])
+@pytest.mark.timeout(7200)
+def test_kills_at_random_moments_leave_nobody_or_say_so(
+    place: Place, tmp_path: Path, testchild: Path, net: Arena, bystanders: Bystanders, runs: int
+) -> None:
+    """No control group helps, and each worker has a daemon that changes its pid all the time."""
+    write_worker(tmp_path, testchild, PAUSES, HOPS)
+    warmed(place, tmp_path, net)
+    found, faults = _campaign(place, tmp_path, net, runs)
+    for (strikes, end), count in sorted(found.items()):
+        print(f"{strikes:32} {end:5} {count}")
+    faults += bystanders.harm()
+    assert not faults, "\n".join(faults)
+
+
+def _campaign(
+    place: Place, folder: Path, net: Arena, runs: int
+) -> tuple[collections.Counter[tuple[str, str]], list[str]]:
+    """How often each strike ended in which way, and the faults."""
+    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    faults = []
+    for run in range(runs):
+        dice = random.Random(run)
+        strikes = STRIKES[run % len(STRIKES)]
+        with running(place, folder, net) as job:
+            if dice.random() < 0.7:
+                with contextlib.suppress(AssertionError):
+                    job.ready()
+            time.sleep(dice.random() * 0.2)  # the moment is what is tried
+            stopped = _strike(strikes, place, job)
+            end = _end(job, strikes, stopped)
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        found[strikes, end if end in ("gone", "said") else "fault"] += 1
+        if end not in ("gone", "said"):
+            faults.append(f"run {run}: {strikes}: {end}")
+    return found, faults

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.support.command import ran
 
 BIN = Path(sysconfig.get_path("scripts"))
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -98,13 +99,10 @@ def run(
     command: tuple[str, ...], script: str, out: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     out.mkdir()
-    return subprocess.run(
-        [*command, str(SCRIPTS / script), "--out", str(out), *arguments],
+    return ran(
+        [*command, SCRIPTS / script, "--out", out, *arguments],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=JOB_TIMEOUT_S,
-        check=False,
+        timeout_s=JOB_TIMEOUT_S,
     )
 
 
@@ -197,9 +195,7 @@ def test_a_deepspeed_job_is_tuned_and_then_trains_with_the_best_config(tmp_path:
         *(str(BIN / "dsl"), "--num_gpus", "1", "--autotuning", "run", str(SCRIPTS / "tuned_zero.py")),
         *("--out", "out", "--deepspeed_config", "config.json"),
     ]
-    result = subprocess.run(
-        line, cwd=tmp_path, capture_output=True, text=True, timeout=2 * JOB_TIMEOUT_S, check=False
-    )
+    result = ran(line, cwd=tmp_path, timeout_s=2 * JOB_TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     results = tmp_path / "autotuning_results"
     known = {path.parent.name: json.loads(path.read_text()) for path in results.glob("*/result.json")}

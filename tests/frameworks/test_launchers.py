@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from tests.support.command import ran
 
 BIN = Path(sysconfig.get_path("scripts"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from-frameworks.md"
@@ -46,9 +47,7 @@ def documented(title: str) -> str:
 
 
 def call(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False
-    )
+    return ran(command, stdin=subprocess.DEVNULL, timeout_s=JOB_TIMEOUT_S)
 
 
 def assert_ours(folder: Path) -> None:
@@ -75,6 +74,25 @@ def test_accelerate_launches_through_us(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.count("train.py FAILED") == 1
     assert "ValueError: batch 3 holds NaN" in result.stderr
+
+
+STANDS_IN = {
+    "accelerate": ("accelerate", *ACCELERATE.split(), "--main_process_port", "0"),
+    "fabric": ("fabric", "run", "--accelerator", "cpu", "--devices", "2", "--main-port", "0"),
+    "torchrun": ("torchrun", "--nproc-per-node", "2"),
+    "deepspeed": ("deepspeed", "--num_gpus", "2", "--no_local_rank"),
+    "torch": (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+    "the script of torch": (str(BIN / "torchrun"), "--nproc-per-node", "2"),
+    "torchx": (*["torchx", "run", "--scheduler", "local_cwd", "dist.ddp", "-j", "1x2", "--script"],),
+}
+
+
+@pytest.mark.parametrize("name", STANDS_IN)
+def test_a_launcher_that_nobody_edits_launches_through_us(name: str, tmp_path: Path) -> None:
+    after = ("--", "told") if name == "torchx" else ("told",)
+    result = call(str(BIN / "dslrun"), "--stand-in", "--", *STANDS_IN[name], "train.py", *after)
+    assert result.returncode == 0, result.stderr
+    assert_ours(tmp_path)
 
 
 def test_a_fabric_of_lightning_launches_through_us(tmp_path: Path) -> None:

@@ -63,7 +63,6 @@ class Chaos:
         self._known: set[Node] = set()
 
     def begin(self) -> None:
-        """All hosts take part."""
         for host in self.hosts:
             self.training.join(host, self.command)
         self.training.advances(START_S, world=len(self.hosts))
@@ -98,12 +97,14 @@ class Chaos:
         return Harm(number, what, len(self.present()), seconds, "")
 
     def _recovers(self) -> float | None:
-        """Wait for steps of as many workers as there are nodes. AssertionError: none came."""
+        """Wait for steps of as many workers as there are nodes. AssertionError: none came.
+
+        A node without its delegate is still there when it loses its conductor, and ends a moment later.
+        """
         begin_s = time.monotonic()
-        wanted = len(self.present())
-        if wanted < LEAST:
+        if len(self.present()) < LEAST:
             return None
-        self.training.advances(self.bound_s, world=wanted)
+        self.training.advances(self.bound_s, world=lambda: len(self.present()))
         return time.monotonic() - begin_s
 
     def _choose(self) -> tuple[str, Callable[[], None]]:
@@ -132,13 +133,13 @@ class Chaos:
         elif kind == "guard":
             _kill(node.guard())
         elif kind == "delegate":
-            _kill(node.delegate())  # its node is lost to the others, and cannot start its workers again
+            _kill(node.delegate())  # its node takes part as long as its conductor does
         elif kind == "crash":
             node.host.crash()
         else:
             node.host.unplug()
             time.sleep(CUT_S)  # a cut is a time: nothing tells that it has been long enough
-        if kind != "cable":
+        if kind not in ("cable", "delegate"):
             node.process.wait(self.bound_s)
 
     def _mend(self, host: Host) -> None:
@@ -187,7 +188,6 @@ def chaos(
 
 
 def main() -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(description="random harm to an elastic training on four hosts")
     parser.add_argument("--command", type=Path, default=Path(sys.executable).with_name("dslrun"))
     parser.add_argument("--backend", choices=["c10d", "etcd-v2"], default="c10d")

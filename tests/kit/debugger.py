@@ -71,7 +71,6 @@ class Debugger:
         return str(answer["result"])
 
     def go_on(self, thread: int) -> None:
-        """Let the program run."""
         self.ask("continue", threadId=thread)
 
     def leave(self) -> None:
@@ -118,10 +117,13 @@ class Debugger:
 
     def _read(self) -> dict[str, Any]:
         length = 0
-        while line := self._stream.readline().strip():
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
+        try:
+            while line := self._stream.readline().strip():
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+        except TimeoutError:
+            raise AssertionError(f"nothing more came within {ANSWER_S} s after {self._seen}") from None
         if not length:
             raise ConnectionError("the debugger has closed the connection")
         message: dict[str, Any] = json.loads(self._stream.read(length))

@@ -17,7 +17,7 @@ from tests.kit import processes
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.kit.cluster import Cluster, Host
     from tests.kit.cluster.host import HostProcess
@@ -72,7 +72,6 @@ class Node:
 
     @property
     def is_alive(self) -> bool:
-        """Its command runs."""
         return self.host.is_up and self.process.poll() is None
 
     @property
@@ -100,7 +99,6 @@ class Node:
         return found
 
     def guard(self) -> int:
-        """The command itself."""
         return self.process.child
 
     def agent(self) -> int:
@@ -191,27 +189,28 @@ class Training:
         return sorted(Beginning(int(step), int(world), int(count), why) for step, world, count, why in found)
 
     def last(self) -> int:
-        """The newest step."""
         return max((step.number for step in self.steps()), default=0)
 
-    def until_step(self, number: int, timeout_s: float, world: int | None = None) -> Step:
-        """Wait for a step of at least that number, done by that many workers."""
+    def until_step(self, number: int, timeout_s: float, world: int | Callable[[], int] | None = None) -> Step:
+        """Wait for a step of at least that number, done by that many workers; a call tells how many, each time."""
 
         def found() -> Step | None:
             assert self.alive(), "every command has ended"
-            good = (step for step in self.steps() if step.number >= number and world in (None, step.world))
+            size = world() if callable(world) else world
+            good = (step for step in self.steps() if step.number >= number and size in (None, step.world))
             return next(good, None)
 
         try:
             step = until(found, timeout_s)
         except AssertionError as error:
             last = self.steps()[-1:]
-            what = f"no step {number} of {world} workers, the last is {last}"
+            size = world() if callable(world) else world
+            what = f"no step {number} of {size} workers, the last is {last}"
             raise AssertionError(f"{what}: {error}: {self.said()}") from None
         assert step is not None
         return step
 
-    def advances(self, timeout_s: float, world: int | None = None) -> Step:
+    def advances(self, timeout_s: float, world: int | Callable[[], int] | None = None) -> Step:
         """Wait for two steps that are new, done by that many workers."""
         return self.until_step(self.last() + 2, timeout_s, world)
 
@@ -234,7 +233,6 @@ def c10d(endpoint: str, **settings: float | str) -> dict[str, str]:
 
 
 def rendezvous(backend: str, endpoint: str, **settings: float | str) -> dict[str, str]:
-    """Options of a rendezvous."""
     options = {"--rdzv-backend": backend, "--rdzv-endpoint": endpoint, "--rdzv-id": "job"}
     if settings:
         options["--rdzv-conf"] = ",".join(f"{name}={value}" for name, value in settings.items())

@@ -9,8 +9,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.support import forks
 from tests.support import terminal as support
-from tests.support.places import Nodes
+from tests.support.delegates import Driven, Nursery, driven
+from tests.support.places import Nodes, free_port
 from tests.support.terminal import Terminal
 
 
@@ -42,3 +44,31 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
+
+
+@pytest.fixture(params=["forkserver", "warm"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the fork servers of a test stay after their job."""
+    monkeypatch.setattr(forks, "ARE_WARM", request.param == "warm")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """What forks the delegates of a module."""
+    one = Nursery()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def start(nursery: Nursery) -> Iterator[Callable[..., Driven]]:
+    """Start a delegate."""
+    with driven(nursery) as starter:
+        yield starter
+
+
+@pytest.fixture
+def endpoint() -> str:
+    """Where nobody listens."""
+    return f"127.0.0.1:{free_port()}"

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from tests.kit.debugger import Debugger
 from tests.kit.waiting import until
+from tests.support.command import ran
 
-from dsl.machine.this_process import port_is_free
+from dsl.machine import port_is_free
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -195,20 +196,8 @@ def test_without_debugpy_nothing_is_started_and_one_line_says_what_is_missing(
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    env = {**os.environ, "PYTHON_EXEC": str(bare)}
-    result = subprocess.run(
-        [
-            str(dsl_command.with_name("dslrun")),
-            "--debug",
-            "--log-level=error",
-            str(script),
-            str(tmp_path / "done"),
-        ],
-        capture_output=True,
-        env=env,
-        timeout=30,
-        check=False,
-    )
-    assert (result.returncode, result.stdout) == (2, b"")
+    words = ["--debug", "--log-level=error", script, tmp_path / "done"]
+    result = ran([dsl_command.with_name("dslrun"), *words], 30, {"PYTHON_EXEC": str(bare)})
+    assert (result.returncode, result.stdout) == (2, "")
     said = f"dslrun: error: --debug needs debugpy, which {bare} does not have: pip install debugpy there"
-    assert result.stderr.decode().splitlines() == [said]
+    assert result.stderr.splitlines() == [said]

@@ -8,13 +8,16 @@ import random
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from base64 import urlsafe_b64decode
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
+from tests.support.jobs import states
 from tests.support.terminal import terminal
 from tests.support.tunings import SCRIPT, Tuning
 
@@ -34,8 +37,7 @@ def tuning(dsl_command: Path, tmp_path: Path) -> Tuning:
 @pytest.mark.parametrize("options", STARTS)
 def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning, options: tuple[str, ...]) -> None:
     tuning.configure(n=list(range(1, 21)))
-    result = tuning.run("tune", *options)
-    assert result.returncode == 0, result.stderr
+    tuning.run_well("tune", *options)
     begun = tuning.runs("begin")
     assert sorted(one["n"] for one in begun) == list(range(1, 21))
     assert {one["slots"] for one in begun} <= {"0", "1", "2", "3"}
@@ -49,16 +51,14 @@ def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning, optio
 def test_two_experiments_run_at_once_on_slots_and_ports_of_their_own(tuning: Tuning) -> None:
     tuning.hosts("localhost slots=2")
     tuning.configure(n=[1, 2], wait_for=[2])
-    result = tuning.run()
-    assert result.returncode == 0, result.stderr
+    tuning.run_well()
     begun = tuning.runs("begin")
     assert sorted(one["slots"] for one in begun) == ["0", "1"]
     assert len({one["master_port"] for one in begun}) == 2
 
 
 def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
-    result = tuning.run("tune", "-i", "localhost:1,3")
-    assert result.returncode == 0, result.stderr
+    tuning.run_well("tune", "-i", "localhost:1,3")
     assert {(one["slots"], one["world_size"]) for one in tuning.runs("begin")} == {("1,3", "2")}
     assert "29500" not in {one["master_port"] for one in tuning.runs("begin")}  # other jobs may want it
 
@@ -67,8 +67,7 @@ def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
 def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning, options: tuple[str, ...]) -> None:
     acts = ["ok", "oom", "crash", "hang", "silent", "other", "torn", "noisy"]
     tuning.configure({"exp_timeout_s": 6}, act=acts, n=[5])
-    result = tuning.run("tune", *options)
-    assert result.returncode == 0, result.stderr
+    tuning.run_well("tune", *options)
     known = tuning.outcomes("act")
     assert {act: one["outcome"] for act, one in known.items()} == {
         "ok": "ok",
@@ -90,8 +89,7 @@ def test_an_experiment_that_removes_its_folder_or_writes_no_file_costs_itself_al
     tuning: Tuning, options: tuple[str, ...]
 ) -> None:
     tuning.configure(act=["tidy", "pipe", "folder", "ok"], n=[5])
-    result = tuning.run("tune", *options)
-    assert result.returncode == 0, result.stderr
+    tuning.run_well("tune", *options)
     trials = json.loads((tuning.results / "summary.json").read_text())["trials"]
     assert {one["config"]["act"]: one["reason"] for one in trials} == {
         "tidy": "it ended well and wrote no metrics: its folder is gone",
@@ -99,7 +97,7 @@ def test_an_experiment_that_removes_its_folder_or_writes_no_file_costs_itself_al
         "folder": "it ended well and wrote no metrics: a folder is at autotuning.metric_path",
         "ok": None,
     }
-    assert tuning.run("tune", *options).returncode == 0
+    tuning.run_well("tune", *options)
     assert len(tuning.runs("begin")) == 4
 
 
@@ -115,8 +113,7 @@ def test_a_tuning_in_which_nothing_runs_ends_with_a_failure(tuning: Tuning) -> N
 def test_run_trains_with_the_best_config_and_the_words_of_the_user(tuning: Tuning) -> None:
     args = ("--note", "a b", "it's", "", '"q"', "--micro", "1")
     tuning.configure({"arg_mappings": {"n": "--micro"}}, n=[1, 3, 2])
-    result = tuning.run("run", "--no_local_rank", args=args)
-    assert result.returncode == 0, result.stderr
+    tuning.run_well("run", "--no_local_rank", args=args)
     (trained,) = tuning.runs("trained")
     assert trained["config"] == {"n": 3}
     optimal = str(tuning.results / "ds_config_optimal.json")
@@ -124,16 +121,6 @@ def test_run_trains_with_the_best_config_and_the_words_of_the_user(tuning: Tunin
     assert trained["words"] == [*note, "--micro", "3", "--deepspeed_config", optimal]
     tried = {one["n"]: one["words"] for one in tuning.runs("begin")[:3]}
     assert tried == {n: [*note, "--micro", str(n), "--deepspeed_config"] for n in (1, 2, 3)}
-
-
-def test_the_command_that_is_written_down_trains_in_a_shell(tuning: Tuning) -> None:
-    assert tuning.run("tune", "--no_local_rank", args=("a b", "$HOME")).returncode == 0
-    line = (tuning.results / "cmd_optimal.txt").read_text()
-    assert shlex.split(line)[0] == "dsl"
-    subprocess.run(["sh", "-c", line], cwd=tuning.folder, env=tuning.environ, check=True, timeout=60)
-    (trained,) = tuning.runs("trained")
-    assert trained["words"][:2] == ["a b", "$HOME"]
-    assert trained["config"] == {"n": 3}
 
 
 def test_the_exit_code_of_run_is_that_of_the_training(tuning: Tuning) -> None:
@@ -150,14 +137,14 @@ def test_the_exit_code_of_run_is_that_of_the_training(tuning: Tuning) -> None:
 
 
 def test_what_is_known_is_not_run_again(tuning: Tuning) -> None:
-    assert tuning.run().returncode == 0
-    assert tuning.run().returncode == 0
+    tuning.run_well()
+    tuning.run_well()
     assert len(tuning.runs("begin")) == 3
-    assert tuning.run("run").returncode == 0
+    tuning.run_well("run")
     assert [one["what"] for one in tuning.runs("trained")] == ["trained"]
     assert len(tuning.runs("begin")) == 4
     # Another script argument is another experiment.
-    assert tuning.run(args=("--lr", "2")).returncode == 0
+    tuning.run_well(args=("--lr", "2"))
     assert len(tuning.runs("begin")) == 7
 
 
@@ -178,13 +165,13 @@ def test_a_tuning_without_standard_streams_tunes_and_trains(tuning: Tuning) -> N
 
 def test_another_config_keeps_what_the_first_has_found(tuning: Tuning) -> None:
     tuning.configure(n=[1, 2, 3], lr=[1])
-    assert tuning.run().returncode == 0
+    tuning.run_well()
     tuning.configure(n=[1, 2, 3], lr=[2])
-    assert tuning.run().returncode == 0
+    tuning.run_well()
     assert tuning.best() == {"n": 3, "lr": 2}
     assert len(list(tuning.results.glob("n=?@*/result.json"))) == 3
     tuning.configure(n=[1, 2, 3], lr=[1])
-    assert tuning.run().returncode == 0
+    tuning.run_well()
     assert len(tuning.runs("begin")) == 6, "what was put aside is known again"
     assert tuning.best() == {"n": 3, "lr": 1}
 
@@ -195,18 +182,17 @@ def test_failures_are_tried_again_only_after_a_tuning_in_which_nothing_ran(tunin
     assert tuning.run().returncode == 1
     assert len(tuning.runs("begin")) == 4
     tuning.configure(act=["crash", "ok"], n=[6])
-    assert tuning.run().returncode == 0
-    result = tuning.run()
-    assert result.returncode == 0
+    tuning.run_well()
+    result = tuning.run_well()
     assert len(tuning.runs("begin")) == 6
     assert "known from before: remove its folder to run it again" in result.stderr
 
 
 def test_overwrite_begins_anew_and_removes_nothing_of_others(tuning: Tuning) -> None:
     tuning.configure({"overwrite": True}, n=[1, 2, 3])
-    assert tuning.run().returncode == 0
+    tuning.run_well()
     (tuning.results / "mine.txt").write_text("mine")
-    assert tuning.run().returncode == 0
+    tuning.run_well()
     assert len(tuning.runs("begin")) == 6
     assert (tuning.results / "mine.txt").read_text() == "mine"
 
@@ -236,7 +222,7 @@ def test_a_signal_keeps_what_is_known_and_the_same_command_goes_on(
     assert "Traceback" not in said
     assert list(tuning.outcomes("act")) == ["ok"]
     tuning.configure({"exp_timeout_s": 1}, act=["ok", "silent"], n=[5])
-    assert tuning.run("tune", "--grace", "1", *options).returncode == 0
+    tuning.run_well("tune", "--grace", "1", *options)
 
 
 @pytest.mark.parametrize("options", STARTS)
@@ -247,9 +233,8 @@ def test_nothing_is_left_when_the_tuner_is_killed(tuning: Tuning, options: tuple
     # Killed. `no_leftovers` finds every process that carries the token of this test.
 
 
-def killed_and_resumed(tuning: Tuning, seed: int) -> None:
-    """Kill a tuning at a point that follows from the seed, then let it go on to the end."""
-    chance = random.Random(seed)
+def kill(tuning: Tuning, chance: random.Random) -> None:
+    """Kill a tuning at some point."""
     after = chance.randrange(0, 25)
     with tuning.running() as process:
         until(
@@ -258,36 +243,32 @@ def killed_and_resumed(tuning: Tuning, seed: int) -> None:
         time.sleep(chance.random() * 0.05)  # a point between two events, not a wait for something
 
 
-def resumed_is_whole(tuning: Tuning) -> None:
-    result = tuning.run()
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize(
+    "seeds",
+    [(1,), (2,), *(pytest.param(range(100 * n, 100 * n + 3), marks=pytest.mark.stress) for n in range(20))],
+)
+def test_a_tuning_that_was_killed_at_any_point_goes_on(tuning: Tuning, seeds: Sequence[int]) -> None:
+    """Each point follows from a seed."""
+    tuning.configure(n=list(range(1, 13)))
+    for seed in seeds:
+        kill(tuning, random.Random(seed))
+    tuning.run_well()
     ended = [one["n"] for one in tuning.runs("end")]
     assert len(ended) == len(set(ended)), "an experiment that had ended ran again"
     assert tuning.runs("doubled") == []
     assert tuning.best() == {"n": 12}
-    assert {n: one["metrics"]["throughput"] for n, one in tuning.outcomes("n").items()} == {
-        n: float(n) for n in range(1, 13)
-    }
+    found = {n: one["metrics"]["throughput"] for n, one in tuning.outcomes("n").items()}
+    assert found == {n: float(n) for n in range(1, 13)}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_tuning_that_was_killed_goes_on(tuning: Tuning, seed: int) -> None:
-    tuning.configure(n=list(range(1, 13)))
-    killed_and_resumed(tuning, seed)
-    resumed_is_whole(tuning)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("seed", range(20))
-def test_a_tuning_that_was_killed_at_any_point_goes_on(tuning: Tuning, seed: int) -> None:
-    tuning.configure(n=list(range(1, 13)))
-    for again in range(3):
-        killed_and_resumed(tuning, 100 * seed + again)
-    resumed_is_whole(tuning)
-
-
-def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
-    assert tuning.run("tune", "--no_local_rank", args=("a b",)).returncode == 0
+def test_what_is_written_down_of_an_experiment_and_its_command_trains_in_a_shell(tuning: Tuning) -> None:
+    tuning.run_well("tune", "--no_local_rank", args=("a b", "$HOME"))
+    line = (tuning.results / "cmd_optimal.txt").read_text()
+    assert shlex.split(line)[0] == "dsl"
+    subprocess.run(["sh", "-c", line], cwd=tuning.folder, env=tuning.environ, check=True, timeout=60)
+    (trained,) = tuning.runs("trained")
+    assert trained["words"][:2] == ["a b", "$HOME"]
+    assert trained["config"] == {"n": 3}
     for path in tuning.results.glob("*/exp.json"):
         exp = json.loads(path.read_text())
         folder = path.parent
@@ -299,9 +280,7 @@ def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
         words = shlex.split((folder / "cmd.txt").read_text())
         assert words[0] == "dsl"
         assert "a b" in words
-        assert (folder / "stdout.log").exists()
-        assert (folder / "stderr.log").exists()
-        assert (folder / "metrics.json").exists()
+        assert {"stdout.log", "stderr.log", "metrics.json"} <= {one.name for one in folder.iterdir()}
         description = json.loads((tuning.folder / "autotuning_exps" / f"{exp['name']}.json").read_text())
         assert description["ds_config"] == exp["ds_config"]
 
@@ -320,17 +299,12 @@ def test_ctrl_z_stops_the_experiments_too_and_fg_brings_all_back(
         (pid,) = [one["pid"] for one in tuning.runs("begin")]
         screen.press(b"\x1a")
         screen.reported("stopped")
-        until(lambda: state_of(pid) == "T")
+        until(lambda: states([pid]) == {"T"})
         assert SHOW_CURSOR in screen.shown()
         screen.resume()
         screen.reported("ended 0", 60)
     assert [one["n"] for one in tuning.runs("end")] == [1, 1, 2]
     assert {one["outcome"] for one in tuning.outcomes("n").values()} == {"ok"}
-
-
-def state_of(pid: int) -> str:
-    process = processes.find(pid)
-    return process.state if process else "gone"
 
 
 def test_a_command_that_dies_costs_one_experiment_and_a_server_that_dies_costs_none(tuning: Tuning) -> None:
@@ -359,10 +333,83 @@ def test_a_command_that_dies_costs_one_experiment_and_a_server_that_dies_costs_n
 def test_an_experiment_that_ignores_signals_is_killed_and_its_server_goes_on(tuning: Tuning) -> None:
     tuning.hosts("localhost slots=1")
     tuning.configure({"exp_timeout_s": 6}, act=["deaf", "ok"], n=[5])
-    result = tuning.run("tune", "--grace", "0.2", *STARTS[1])
-    assert result.returncode == 0, result.stderr
+    tuning.run_well("tune", "--grace", "0.2", *STARTS[1])
     assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {
         "deaf": "timeout",
         "ok": "ok",
     }
     assert len({one["server"] for one in tuning.runs("begin")}) == 1
+
+
+TUNING = """
+import sys
+from dsl.tune.show import Progress
+from dsl.tune.experiment import Experiment, Resources, Result, Summary
+from dsl.errors import AutotuningError
+from dsl.machine.files import Folder
+from dsl.tune.config import Section
+
+def say(text):
+    print("SAID", text, file=sys.stderr, flush=True)
+
+expected = int(sys.argv[2]) if sys.argv[2].isdecimal() else None
+progress = Progress(lambda notice: say(notice.line), Section(), Folder(sys.argv[1], AutotuningError), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
+first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
+progress.began(first)
+input()
+progress.ended(first, Result("ok", {"throughput": 8.25}, "", 0, 1.0), is_reused=False)
+progress.began(second)
+input()
+progress.ended(second, Result("crash", {}, "[red]boom[/]", 1, 1.0), is_reused=False)
+progress.pause()
+progress.pause()
+say("the end")
+"""
+
+
+@pytest.mark.needs_package("rich")
+def test_a_bar_shows_the_best_so_far_and_what_runs_and_goes_without_a_trace(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "?"]
+    with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
+        screen.showed("0 done")
+        screen.showed("best: none yet; runs: z0_gas1_tmbspg1")
+        screen.press(b"\n")
+        screen.showed("z0_gas1_tmbspg1: throughput 8.25, the best so far")
+        screen.showed("best: z0_gas1_tmbspg1 throughput 8.25; runs: z0_gas1_tmbspg2")
+        screen.press(b"\n")
+        screen.showed("z0_gas1_tmbspg2: crash, [red]boom[/]")
+        screen.showed(SHOW_CURSOR.decode())
+        screen.showed("SAID the end")
+        screen.reported("ended 0")
+
+
+@pytest.mark.needs_package("rich")
+def test_a_bar_that_knows_how_many_there_are_shows_the_time_left(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "3"]
+    with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
+        screen.showed("0 of 3 done")
+        assert b"left" not in screen.shown()
+        screen.press(b"\n")
+        screen.showed("1 of 3 done")
+        screen.showed("0:00:0")  # what two more take
+        screen.showed(" left")
+        screen.press(b"\n")
+        screen.showed("2 of 3 done")
+        screen.reported("ended 0")
+
+
+@pytest.mark.parametrize(
+    "environ, words",
+    [({"TERM": "dumb"}, []), ({"TERM": "xterm", "JPY_PARENT_PID": "7"}, []), ({"TERM": "xterm"}, ["quiet"])],
+)
+def test_a_quiet_tuning_and_a_terminal_that_cannot_redraw_a_line_get_plain_ones(
+    environ: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "?", *words]
+    with terminal(line, environ) as screen:
+        screen.press(b"\n")
+        screen.showed("SAID z0_gas1_tmbspg1: throughput 8.25, the best so far")
+        screen.press(b"\n")
+        screen.showed("SAID the end")
+        screen.reported("ended 0")
+        assert b"\x1b" not in screen.shown()

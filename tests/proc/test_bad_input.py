@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.kit.users import as_ordinary_user
+from tests.support.command import ran
 from tests.support.jobs import running
 
 pytestmark = pytest.mark.guarantee("G8")
 
+# One of each kind: tests/unit/cli/test_deepspeed.py has them all.
 OPTIONS = {
     "hostfile-line": ["--hostfile", "DIR/bad-hostfile"],
-    "unknown-host": ["--hostfile", "DIR/hostfile", "--include", "elsewhere"],
-    "unknown-slot": ["--hostfile", "DIR/hostfile", "--include", "localhost:7"],
-    "nothing-left": ["--hostfile", "DIR/hostfile", "--exclude", "localhost"],
-    "both-filters": ["--hostfile", "DIR/hostfile", "--include", "localhost", "--exclude", "localhost"],
-    "nodes-without-hosts": ["--num_nodes", "2"],
-    "core-list-syntax": ["--num_gpus", "1", "--bind_cores_to_rank", "--bind_core_list", "0-"],
-    "core-list-order": ["--num_gpus", "1", "--bind_cores_to_rank", "--bind_core_list", "1,0"],
     "core-not-allowed": ["--num_gpus", "1", "--bind_cores_to_rank", "--bind_core_list", "4000"],
     "log-directory-is-a-file": ["--num_gpus", "1", "--enable_each_rank_log", "DIR/hostfile"],
-    "module-and-program": ["--num_gpus", "1", "--module"],
-    "negative-grace": ["--num_gpus", "1", "--grace", "-1"],
     "port": ["--num_gpus", "1", "--master_port", "99999999"],
 }
 
@@ -36,15 +28,8 @@ def test_it_is_said_in_one_line_and_nothing_starts(
     (tmp_path / "hostfile").write_text("localhost slots=2\n")
     options = [word.replace("DIR", str(tmp_path)) for word in OPTIONS[name]]
     started = tmp_path / "started"
-    line = [
-        str(dsl_command),
-        "--no_python",
-        "--no_local_rank",
-        *options,
-        str(testchild),
-        "touch",
-        str(started),
-    ]
+    line = [str(dsl_command), "--no_python", "--no_local_rank", *options, str(testchild), "touch"]
+    line += [str(started)]
     with running(line, tmp_path / "job") as job:
         assert job.wait() == 2, job.stderr()
     said = [text for text in job.stderr().splitlines() if "error" in text]
@@ -55,22 +40,6 @@ def test_it_is_said_in_one_line_and_nothing_starts(
     assert not started.exists()
 
 
-def test_a_hostfile_fault_names_file_and_line(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("localhost slots=2\n\n# comment\nother slots=x\n")
-    with running([str(dsl_command), "--hostfile", str(path), str(testchild)], tmp_path / "job") as job:
-        assert job.wait() == 2
-    assert job.stderr().startswith(f"dsl: error: {path} line 4: ")
-
-
-def test_a_missing_script_is_named(dsl_command: Path, tmp_path: Path) -> None:
-    script = str(tmp_path / "trian.py")
-    with running([str(dsl_command), "--num_gpus", "2", script], tmp_path / "job") as job:
-        assert job.wait() == 2
-    assert script in job.stderr()
-    assert len(job.stderr().splitlines()) == 1
-
-
 def test_a_full_disk_for_output_is_not_a_traceback(dsl_command: Path, tmp_path: Path) -> None:
     """Our own message may fail to be written; the code still tells."""
     script = 'exec "$0" --num_gpus 2 nothing-here.py 2>/dev/full'
@@ -78,23 +47,15 @@ def test_a_full_disk_for_output_is_not_a_traceback(dsl_command: Path, tmp_path: 
         assert job.wait() == 2
 
 
+NOT_REACHED = "cannot be reached by this user, check the permissions of its directories"
 OUT_OF_REACH = {
-    "--num_gpus 2 closed/train.py": (
-        "script 'closed/train.py' cannot be reached by this user, check the permissions of its directories",
-        2,
-    ),
-    "--num_gpus 2 closed": (
-        "script 'closed' cannot be reached by this user, check the permissions of its directories",
-        2,
-    ),
+    "--num_gpus 2 closed/train.py": (f"script 'closed/train.py' {NOT_REACHED}", 2),
+    "--num_gpus 2 closed": (f"script 'closed' {NOT_REACHED}", 2),
     "--num_gpus 2 --module closed": (
         "module 'closed' cannot be read by this user, check the permissions of 'closed'",
         2,
     ),
-    "--num_gpus 2 --no_python closed/tool": (
-        "program 'closed/tool' cannot be reached by this user, check the permissions of its directories",
-        126,
-    ),
+    "--num_gpus 2 --no_python closed/tool": (f"program 'closed/tool' {NOT_REACHED}", 126),
     "--hostfile closed/hosts train.py": ("closed/hosts: hostfile cannot be read: permission denied", 2),
     "--num_gpus 2 --log-dir closed/logs train.py": (
         "unable to create directory 'closed/logs' for each rank log: permission denied",
@@ -119,7 +80,7 @@ def test_what_this_user_may_not_reach_is_not_called_missing(words: str, tmp_path
     (tmp_path / "closed").chmod(0o700)
     line = as_ordinary_user(words.split(), tmp_path)
     tmp_path.chmod(0o777)
-    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(line, cwd=tmp_path)
     said, code = OUT_OF_REACH[words]
     assert result.stderr.splitlines() == [f"dsl: error: {said}"]
     assert result.returncode == code
@@ -133,7 +94,7 @@ def test_an_interpreter_that_this_user_may_not_reach_is_not_called_missing(tmp_p
     line = as_ordinary_user(["--nproc-per-node=2", "train.py"], tmp_path)
     line[line.index("-c") + 1] = "import sys; from dsl.cli.torchrun import main; sys.exit(main())"
     line.insert(line.index("env") + 1, f"PYTHON_EXEC={tmp_path}/closed/python")
-    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(line, cwd=tmp_path)
     hint = "Permission denied, this user may not enter one of its directories"
     assert f"could not be executed: {tmp_path}/closed/python: {hint}" in result.stderr
     assert result.returncode == 126
@@ -147,5 +108,5 @@ def test_a_home_of_another_user_is_nobodys_mistake(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(0o700)
     line = as_ordinary_user(["--num_gpus", "1", "--force_multi", "--dry-run", "train.py"], tmp_path)
     line.insert(line.index("env") + 1, f"HOME={tmp_path}/closed")
-    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(line, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

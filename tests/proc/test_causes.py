@@ -6,20 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.command import dsl_line
-from tests.support.jobs import running
-
-
-def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    """The command to its end."""
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
+from tests.support.command import ran
+from tests.support.jobs import Helpers
 
 
 def a_script(folder: Path, text: str) -> Path:
@@ -56,7 +49,7 @@ def test_the_stop_of_a_cause_that_still_cleaned_up_is_not_the_exit_code(
 ) -> None:
     """Nobody has asked for an end, so the code is 1, as that of an exception, and not 143."""
     script = a_script(tmp_path, CLEANS_UP.format(handler=handler))
-    result = run([dslrun, "--nproc-per-node=2", script, tmp_path / "gate"])
+    result = ran([dslrun, "--nproc-per-node=2", script, tmp_path / "gate"])
     assert result.returncode == 1, result.stderr
     cause = r"^dslrun: rank 0 \(.*\) failed first: an exception, stopped by "
     assert re.search(cause, result.stderr, re.MULTILINE), result.stderr
@@ -64,12 +57,10 @@ def test_the_stop_of_a_cause_that_still_cleaned_up_is_not_the_exit_code(
     assert str(temporary) in result.stderr
 
 
-def test_a_killed_agent_leaves_no_pid_file(
-    dsl_command: Path, testchild: Path, tmp_path: Path, temporary: Path
-) -> None:
+@pytest.mark.guarantee("G2")
+def test_a_killed_agent_leaves_no_pid_file_and_is_never_success(temporary: Path, helpers: Helpers) -> None:
     """In a container the pid, and so the file, is the same in each run; others look for it in /tmp."""
-    words = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
-    with running(dsl_line(dsl_command, 2, words, None, "--save_pid"), tmp_path) as job:
+    with helpers(2, "note {}/ready '%r %p' pause", None, "--save_pid") as job:
         job.ready(2)
         path = Path(f"/tmp/{job.guard}.deepspeed")
         agent = job.agent()
@@ -101,7 +92,7 @@ def test_a_cleaned_temporary_directory_does_not_take_the_restarts(
 ) -> None:
     """Its parents are made again, too."""
     script = a_script(tmp_path, CLEANED)
-    result = run([dslrun, "--nproc-per-node=2", "--max-restarts=1", script, temporary, "gone", 0])
+    result = ran([dslrun, "--nproc-per-node=2", "--max-restarts=1", script, temporary, "gone", 0])
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.split("\n")) == ["", "second 0", "second 1"]
     assert "warning" not in result.stderr
@@ -113,7 +104,7 @@ def test_log_files_lie_in_their_cleaned_directory_again(
 ) -> None:
     logs = tmp_path / "deep" / "logs"
     options = ["--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3"]
-    result = run([dslrun, *options, a_script(tmp_path, CLEANED), logs.parent, "gone", 0])
+    result = ran([dslrun, *options, a_script(tmp_path, CLEANED), logs.parent, "gone", 0])
     assert result.returncode == 0, result.stderr
     (run_dir,) = logs.iterdir()
     assert [(run_dir / f"attempt_1/{rank}/stdout.log").read_text() for rank in (0, 1)] == [
@@ -130,7 +121,7 @@ def test_files_that_cannot_be_had_any_more_are_named_and_cost_no_attempt(
     """What would only have been in the files is shown instead."""
     logs = tmp_path / "logs"
     options = ["--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3"]
-    result = run([dslrun, *options, a_script(tmp_path, CLEANED), logs, "file", code])
+    result = ran([dslrun, *options, a_script(tmp_path, CLEANED), logs, "file", code])
     assert result.returncode == code, result.stderr
     assert f"second {0 if code == 0 else ''}" in result.stdout
     (said,) = [line for line in result.stderr.splitlines() if "warning: " in line and str(logs) in line]
@@ -152,7 +143,7 @@ def test_an_error_file_that_was_cleaned_away_is_not_the_reason(
     dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
     """Torch's `@record` fails to write it, and says so last."""
-    result = run([dslrun, "--nproc-per-node=1", "--tee", "3", a_script(tmp_path, LOST), temporary])
+    result = ran([dslrun, "--nproc-per-node=1", "--tee", "3", a_script(tmp_path, LOST), temporary])
     assert result.returncode == 1
     (first,) = [line for line in result.stderr.splitlines() if line.startswith("dslrun: rank ")]
     assert "exit code 1: ValueError: bad batch (script.py:4" in first
@@ -195,7 +186,7 @@ def test_the_record_of_the_root_cause_goes_where_our_own_environment_names_a_fil
     before = handed.read_text()
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(handed))
     text = record if isinstance(record, str) else json.dumps(record)
-    result = run([dslrun, "--nproc-per-node=2", a_script(tmp_path, RECORDS), text, end])
+    result = ran([dslrun, "--nproc-per-node=2", a_script(tmp_path, RECORDS), text, end])
     assert result.returncode == (137 if end == "kill" else int(end)), result.stderr
     if expected is None:
         assert handed.read_text() == before
@@ -208,7 +199,7 @@ def test_a_record_that_cannot_be_handed_on_is_a_warning(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "handed.json"))
     script = a_script(tmp_path, RECORDS)
-    result = run([dslrun, "--nproc-per-node=2", script, json.dumps(PARTS), 4])
+    result = ran([dslrun, "--nproc-per-node=2", script, json.dumps(PARTS), 4])
     assert result.returncode == 4
     assert f"warning: cannot write the error file {tmp_path}/nowhere/handed.json: No such" in result.stderr
 
@@ -246,7 +237,7 @@ def test_a_record_of_torch_around_our_launcher_leaves_the_workers_own(
     """As it does around torch's ChildFailedError, which ours is where torch's is known."""
     handed = tmp_path / "handed.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(handed))
-    result = run([sys.executable, a_script(tmp_path, AROUND), way])
+    result = ran([sys.executable, a_script(tmp_path, AROUND), way])
     assert (result.returncode, result.stdout.count("error.json")) == ((0, 1) if way == "catch" else (1, 0))
     message = json.loads(handed.read_text())["message"]
     assert message["message"] == "ValueError: of the worker"
@@ -295,7 +286,7 @@ def test_a_known_cause_comes_with_what_mends_it(
 ) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    result = run([dslrun, *options, a_script(tmp_path, text), *([tmp_path / "file"] if code == 135 else [])])
+    result = ran([dslrun, *options, a_script(tmp_path, text), *([tmp_path / "file"] if code == 135 else [])])
     assert result.returncode == code
     assert result.stderr.count(mend) == 1
 
@@ -306,7 +297,7 @@ def test_what_looks_like_a_default_and_is_none_is_named(
     for name, value in {"PET_NPROC": "2", "WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "job-0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    result = run([dslrun, a_script(tmp_path, "")])
+    result = ran([dslrun, a_script(tmp_path, "")])
     assert (result.returncode, result.stdout) == (0, "")
     variable, nodes = result.stderr.splitlines()
     assert variable == "dslrun: warning: PET_NPROC has no effect, did you mean PET_NPROC_PER_NODE?"

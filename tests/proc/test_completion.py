@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.waiting import until
+from tests.support.command import ran
 from tests.support.terminal import terminal
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ def in_fish(load: str) -> Complete:
     script = f'{load}; for line in $argv; complete --do-complete "$line"; echo end; end'
 
     def complete(*lines: str) -> list[str]:
-        words = [fish, "--no-config", "--command", script, *lines]
-        result = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20)
+        result = ran([fish, "--no-config", "--command", script, *lines], check=True)
         found = []
         for line, answers in zip(lines, result.stdout.split("end\n"), strict=False):
             offered = [answer.partition("\t")[0] for answer in answers.splitlines()]
@@ -143,10 +143,7 @@ LINES = {
     "a second host": ("dsl --hostfile=hosts -e worker-0:1@", "dsl --hostfile=hosts -e worker-0:1@node-1"),
     "a host in the same word": ("dsl -H hosts --include=wor", "dsl -H hosts --include=worker-0"),
     "a device": ("dsl --include localhost:", "dsl --include localhost:0"),
-    "a signal of a list": (
-        "dslrun --signals-to-handle SIGUSR1,SIGXC",
-        "dslrun --signals-to-handle SIGUSR1,SIGXCPU",
-    ),
+    "a signal of a list": ("dslrun --signals-to-handle HUP,SIGXC", "dslrun --signals-to-handle HUP,SIGXCPU"),
     "a word that a tool takes": ("dsl-warm sto", "dsl-warm stop"),
     "a shell of the completion": ("dsl --completion z", "dsl --completion zsh"),
 }
@@ -191,13 +188,9 @@ def test_fish_describes_each_choice_and_each_option() -> None:
     """A choice without a text of its own would get that of its option."""
     lines = ("dslrun --start-method ", "dslrun --start-method=f", "dslrun --nproc-per-node ", "dsl-warm ")
     script = f"dsl --completion fish | source; for line in {shlex.join([*lines, 'dslrun --'])}"
-    words = [
-        shell_at("fish"),
-        "--no-config",
-        "--command",
-        f'{script}; complete --do-complete "$line"; echo; end',
-    ]
-    result = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20)
+    words = [shell_at("fish"), "--no-config"]
+    words += ["--command", f'{script}; complete --do-complete "$line"; echo; end']
+    result = ran(words, check=True)
     assert result.stderr == ""
     found = [block.splitlines() for block in result.stdout.split("\n\n")]
     texts = dict(one.partition("\t")[::2] for one in found[0])
@@ -212,8 +205,7 @@ def test_fish_describes_each_choice_and_each_option() -> None:
 
 def test_a_job_is_completed_by_its_pid(complete: Complete, dsl_command: Path) -> None:
     """Also one that has ended: `dsl-wait` has its exit code."""
-    words = [str(dsl_command), "--detach", "--num_gpus=1", "--no_python", "true"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20)
+    said = ran([str(dsl_command), "--detach", "--num_gpus=1", "--no_python", "true"], check=True)
     (pid,) = set(re.findall(r"\bjob (\d+)", said.stdout + said.stderr))
     subprocess.run([dsl_command.with_name("dsl-wait"), pid], check=True, timeout=20)
     short = pid[:-1]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.kit import processes
 from tests.kit.waiting import until
-from tests.support.command import dsl_line
+from tests.support.command import dsl_line, ran
+from tests.support.jobs import Helpers, states
 from tests.support.terminal import Terminal
 from tests.support.terminal import terminal as support_terminal
 
@@ -52,24 +51,13 @@ def _script(tmp_path: Path, text: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def _dslrun_line(dsl: Path, workers: int, program: Sequence[str], *options: str) -> list[str]:
-    return [str(dsl.with_name("dslrun")), "--no-python", f"--nproc-per-node={workers}", *options, *program]
-
-
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
 def test_a_debugger_of_rank_0_reads_what_is_piped_in(command: str, dsl_command: Path, tmp_path: Path) -> None:
     program = _script(tmp_path, AT_A_BREAKPOINT.format(rank=0))
-    make = dsl_line if command == "dsl" else _dslrun_line
-    result = subprocess.run(
-        make(dsl_command, 3, program),
-        input=b"p answer * 7\nc\n",
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr.decode()
-    assert b"42" in result.stdout
-    assert result.stdout.count(b" went on\n") == 3
+    result = ran(dsl_line(dsl_command.with_name(command), 3, program), 30, input="p answer * 7\nc\n")
+    assert result.returncode == 0, result.stderr
+    assert "42" in result.stdout
+    assert result.stdout.count(" went on\n") == 3
 
 
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
@@ -77,18 +65,12 @@ def test_another_rank_is_told_how_its_debugger_can_read(
     command: str, dsl_command: Path, tmp_path: Path
 ) -> None:
     program = _script(tmp_path, AT_A_BREAKPOINT.format(rank=1))
-    make = dsl_line if command == "dsl" else _dslrun_line
-    result = subprocess.run(
-        make(dsl_command, 2, program), input=b"", capture_output=True, timeout=30, check=False
-    )
+    dsl = dsl_command.with_name(command)
+    result = ran(dsl_line(dsl, 2, program), 30, input="")
     assert result.returncode == 1
-    assert (
-        f"{command}: rank 1 has nothing to read: --stdin 1 gives it the standard input"
-        in result.stderr.decode()
-    )
-    line = [*make(dsl_command, 2, []), "--stdin", "1", *program]
-    result = subprocess.run(line, input=b"p answer * 7\nc\n", capture_output=True, timeout=30, check=False)
-    assert (result.returncode, b"42" in result.stdout) == (0, True)
+    assert f"{command}: rank 1 has nothing to read: --stdin 1 gives it the standard input" in result.stderr
+    result = ran(dsl_line(dsl, 2, program, None, "--stdin", "1"), 30, input="p answer * 7\nc\n")
+    assert (result.returncode, "42" in result.stdout) == (0, True)
 
 
 def _bring_to_the_foreground(screen: Terminal) -> None:
@@ -175,7 +157,7 @@ def test_a_prompt_behind_a_filter_is_shown(
 ) -> None:
     """Nobody could answer one that is hidden. The others end at once, without an answer."""
     program = _script(tmp_path, f"import os\nif os.environ['RANK'] == '{rank}':\n    exec({ASKING!r})\n")
-    line = _dslrun_line(dsl_command, 3, program, "--local-ranks-filter", "1", *options)
+    line = dsl_line(dsl_command.with_name("dslrun"), 3, program, None, "--local-ranks-filter", "1", *options)
     with terminal(line, {"TERM": "xterm"}) as screen:
         _bring_to_the_foreground(screen)
         screen.showed("name? ")
@@ -187,11 +169,6 @@ def test_a_prompt_behind_a_filter_is_shown(
 def _pids(path: Path, count: int) -> list[int]:
     until(lambda: path.exists() and len(path.read_text().split()) == count)
     return [int(word) for word in path.read_text().split()]
-
-
-def _states(pids: list[int]) -> set[str]:
-    found = [processes.find(pid) for pid in pids]
-    return {process.state if process else "gone" for process in found}
 
 
 def _catching(dsl: Path, tmp_path: Path) -> list[str]:
@@ -213,7 +190,7 @@ def test_a_prompt_survives_ctrl_z_and_fg_and_each_worker_hears_of_it_once(
         screen.showed("name? ")
         screen.press(b"\x1a")
         screen.reported("stopped")
-        until(lambda: _states(pids) == {"T"})
+        until(lambda: states(pids) == {"T"})
         screen.resume()
         until(lambda: len(_caught(tmp_path)) >= 3)
         screen.press(b"Ada\n")
@@ -256,11 +233,8 @@ def test_a_job_in_the_background_stops_only_when_it_reads_the_terminal(
         screen.reported("ended 0")
 
 
-def test_a_job_in_the_background_that_reads_nothing_is_never_stopped(
-    dsl_command: Path, testchild: Path
-) -> None:
-    line = dsl_line(dsl_command, 2, [str(testchild), "say", "hello"])
-    with support_terminal(line, {"TERM": "xterm"}, "background") as screen:
+def test_a_job_in_the_background_that_reads_nothing_is_never_stopped(helpers: Helpers) -> None:
+    with support_terminal(helpers.line(2, "say hello"), {"TERM": "xterm"}, "background") as screen:
         screen.showed("hello")
         screen.reported("ended 0")
 
@@ -278,7 +252,7 @@ dist.destroy_process_group()
 @pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_the_breakpoint_of_torch_distributed_works_on_a_terminal(dsl_command: Path, tmp_path: Path) -> None:
-    line = _dslrun_line(dsl_command, 2, _script(tmp_path, DISTRIBUTED))
+    line = dsl_line(dsl_command.with_name("dslrun"), 2, _script(tmp_path, DISTRIBUTED))
     with support_terminal(line, {"TERM": "xterm"}) as screen:
         screen.showed("(Pdb) ", 90)
         screen.press(b"up\n")
@@ -288,13 +262,3 @@ def test_the_breakpoint_of_torch_distributed_works_on_a_terminal(dsl_command: Pa
         screen.press(b"c\n")
         screen.reported("ended 0", 60)
         assert screen.screen.count(b"went on") == 2
-
-
-@pytest.mark.torch
-@pytest.mark.timeout(120)
-def test_the_breakpoint_of_torch_distributed_works_in_a_pipe(dsl_command: Path, tmp_path: Path) -> None:
-    line = _dslrun_line(dsl_command, 2, _script(tmp_path, DISTRIBUTED))
-    result = subprocess.run(line, input=b"up\np answer\nc\n", capture_output=True, timeout=100, check=False)
-    assert result.returncode == 0, result.stderr.decode()
-    assert b"42" in result.stdout
-    assert result.stdout.count(b" went on\n") == 2

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.command import ran
 from tests.support.namespaces import unshared
 
-from dsl.doctor.look import command_of as read_command
-from dsl.doctor.look import on_devices
-from dsl.doctor.ways import BULK, Porch, knock, try_ways
-from dsl.machine.cgroups import Room, room_left
 from dsl.machine.crowd import MOST_CLIENTS
+from dsl.machine.kernel import Room, room_left
 from dsl.model.health import Holder, Target, Way
+from dsl.view.doctor import BULK, Porch, knock, on_devices, try_ways
+from dsl.view.doctor import command_of as read_command
 
 SCRIPT = "raise SystemExit('the doctor has started the script')\n"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make namespaces")
@@ -45,13 +45,21 @@ class Machine:
         **env: str,
     ) -> tuple[int, str]:
         """The exit code and the page. ``before``: words of a command that runs it in another surrounding."""
-        words = [*before, str(self.command.with_name(program)), "--doctor", *options, script]
+        code, out, said = self.ran("--doctor", *options, script, before=before, program=program, **env)
+        assert said == ""
+        return code, out
+
+    def first(self, *options: str, program: str = "dslrun", **env: str) -> tuple[int, str, str]:
+        """The same for a job behind ``--doctor-first``: exit code, stdout, stderr."""
+        return self.ran("--doctor-first", *options, "train.py", program=program, **env)
+
+    def ran(self, *words: str, before: Sequence[str] = (), program: str, **env: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a command."""
         result = subprocess.run(
-            words, cwd=self.folder, env={**self.run_env, **ENV, **env}, capture_output=True, text=True, check=False,
-            timeout=60,
+            [*before, str(self.command.with_name(program)), *words], cwd=self.folder, env={**self.run_env, **ENV, **env},
+            capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
-        assert result.stderr == ""
-        return result.returncode, result.stdout
+        return result.returncode, result.stdout, result.stderr
 
     def in_namespace(self, *steps: str, kinds: Sequence[str] = ("--mount",)) -> list[str]:
         """Words that run a command behind these steps, in namespaces of its own."""
@@ -71,6 +79,53 @@ def test_a_healthy_machine_has_no_finding_and_nothing_is_started(machine: Machin
     assert text.startswith("doctor: this host, 1 worker: all is well"), text
     assert (code, len(text.splitlines())) == (0, 1)
     assert sorted(os.listdir(machine.folder)) == before
+
+
+ONCE = """\
+import os, sys
+attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+print("attempt", attempt, flush=True)
+sys.exit(attempt == "0")
+"""
+
+
+@pytest.mark.parametrize("program, restarts", [("dsl", ()), ("dslrun", ("--max-restarts", "1"))])
+def test_warnings_of_a_look_before_the_job_are_said_once(
+    machine: Machine, program: str, restarts: Sequence[str]
+) -> None:
+    (machine.folder / "train.py").write_text(ONCE)
+    code, out, said = machine.first(*restarts, program=program, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert (code, out.split("\n")[0]) == (0 if restarts else 1, "attempt 0")
+    assert ("attempt 1" in out) == bool(restarts)
+    warning = "warning: TORCH_DISTRIBUTED_DEBUG=DETAIL makes training slower: unset it after debugging [slow-settings]"
+    assert said.count(f"{program}: {warning}\n") == 1
+
+
+@pytest.mark.parametrize("program", ["dsl", "dslrun"])
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_errors_of_a_look_before_the_job_keep_the_script_from_its_start(
+    machine: Machine, program: str, options: Sequence[str]
+) -> None:
+    code, out, said = machine.first(
+        *options, program=program, GLOO_SOCKET_IFNAME="none0", TP_SOCKET_IFNAME="none1"
+    )
+    assert (code, out) == (2, "")
+    assert "GLOO_SOCKET_IFNAME=none0 is no interface with an address here: correct or unset it" in said
+    assert "TP_SOCKET_IFNAME=none1 is no interface" in said
+    assert "error: --doctor-first has found 2 errors here: nothing was started" in said
+    assert "the doctor has started the script" not in said
+
+
+def test_a_healthy_machine_adds_no_word_to_the_job(machine: Machine) -> None:
+    code, _, said = machine.first()
+    assert (code, "the doctor has started the script" in said) == (1, True)
+    assert "doctor-first" not in said
+    assert "warning" not in said
+
+
+def test_a_ring_belongs_to_the_doctor(machine: Machine) -> None:
+    code, out, said = machine.ran("--ring", "train.py", program="dslrun")
+    assert (code, out, said) == (2, "", "dslrun: error: --ring starts no script: give it with --doctor\n")
 
 
 @ROOT
@@ -182,9 +237,7 @@ def test_a_process_that_an_earlier_job_has_left_is_named(machine: Machine) -> No
         f"{sleeper}; cd {machine.folder} && {machine.command.with_name('dslrun')} --doctor train.py; exit $?"
     )
     words = [*unshared("--pid", "--fork", "--kill-child", "--mount-proc"), "sh", "-c", text]
-    result = subprocess.run(
-        words, env={**machine.run_env, **ENV}, capture_output=True, text=True, check=False
-    )
+    result = ran(words, env={**machine.run_env, **ENV})
     assert result.returncode == 1, result
     assert "(sleep 50) is left over from an earlier job: end it (kill " in result.stdout
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.command import ran
 
 from dsl.launchers.ssh import LONGEST_LINE, ssh_command
 
@@ -93,14 +94,7 @@ def dsl_ssh(dsl_command: Path) -> Path:
 
 def refusal(dsl_ssh: Path, *words: str, **environ: str) -> str:
     """What it says to a mistake, which ends it with 2."""
-    result = subprocess.run(
-        [dsl_ssh, *words],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
+    result = ran([dsl_ssh, *words], environ=environ)
     assert (result.returncode, result.stdout) == (2, "")
     return result.stderr.splitlines()[-1]
 

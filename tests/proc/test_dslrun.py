@@ -7,21 +7,21 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
-from tests.contract.torchrun_difference import as_torchrun
+from tests.contract.torchrun_inputs import as_torchrun
 from tests.kit import processes
 from tests.kit.waiting import until
-from tests.support.jobs import running
+from tests.support.command import dsl_line, ran
+from tests.support.jobs import full_pipe, running
+from tests.support.places import free_port
 
 WORKERS = Path(__file__).resolve().parent.parent / "workers"
 
@@ -32,17 +32,6 @@ with open(path + ".part", "w") as file:
     json.dump({"env": dict(os.environ), "words": sys.argv[2:]}, file)
 os.rename(path + ".part", path + ".json")
 """
-
-
-def line(dslrun: Path, workers: int, program: Sequence[object], *options: str) -> list[str]:
-    """`dslrun` that runs a program as it stands."""
-    return [str(dslrun), "--no-python", f"--nproc-per-node={workers}", *options, *map(str, program)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def tree(root: Path) -> list[str]:
@@ -70,14 +59,9 @@ def test_real_workers_find_what_torchruns_workers_find(case: Any, dslrun: Path, 
         "DSL_TEST_TOKEN": os.environ["DSL_TEST_TOKEN"],
     }
     env.update(given)
-    command = [
-        str(dslrun),
-        f"--nproc-per-node={inputs.WORKERS}",
-        *options.split(),
-        str(script),
-        str(tmp_path),
-    ]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=25, check=False)
+    command = [str(dslrun), f"--nproc-per-node={inputs.WORKERS}", *options.split(), str(script)]
+    command += [str(tmp_path)]
+    result = ran(command, env=env)
     assert result.returncode == 0, result.stderr
     for rank, expected in enumerate(workers):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))["env"]
@@ -115,22 +99,9 @@ def test_the_two_other_ways_to_start_it(dslrun: Path, tmp_path: Path) -> None:
 
 
 def test_a_usage_error_names_the_module_that_was_started() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "dsl.launch", "--no"], capture_output=True, text=True, timeout=25, check=False
-    )
+    result = ran([sys.executable, "-m", "dsl.launch", "--no"])
     assert result.returncode == 2
     assert result.stderr.startswith("usage: python -m dsl.launch [OPTIONS] SCRIPT [ARGUMENTS]\n")
-
-
-def test_another_interpreter_runs_the_script(
-    dslrun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interpreter = tmp_path / "interpreter"
-    interpreter.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n')
-    interpreter.chmod(0o755)
-    monkeypatch.setenv("PYTHON_EXEC", str(interpreter))
-    subprocess.run([str(dslrun), "-m", "no.such.module", "-x"], check=True, timeout=25)
-    assert (tmp_path / "words").read_text().split() == ["-u", "-m", "no.such.module", "-x"]
 
 
 # A group that is started again.
@@ -178,21 +149,12 @@ def test_restarts_come_to_an_end_with_the_code_of_the_last_failure(
 ) -> None:
     """And the crash loop is called one."""
     words = ["note", tmp_path / "lives", "%r", "only", "1", "[", "exit", "7", "]", "pause"]
-    with running(line(dslrun, 2, [testchild, *words], "--max-restarts=2"), tmp_path) as job:
+    with running(dsl_line(dslrun, 2, [testchild, *words], None, "--max-restarts=2"), tmp_path) as job:
         assert job.wait() == 7
     assert (tmp_path / "lives").read_text().count("1\n") == 3
     assert re.search(
         r"crash loop: 3 attempts in a row failed the same way within \S+ s of their start", job.stderr()
     )
-
-
-def test_nothing_is_started_again_by_default(dslrun: Path, testchild: Path, tmp_path: Path) -> None:
-    with running(
-        line(dslrun, 1, [testchild, "note", tmp_path / "lives", "%r", "exit", "7"]), tmp_path
-    ) as job:
-        assert job.wait() == 7
-    assert (tmp_path / "lives").read_text() == "0\n"
-    assert "crash loop" not in job.stderr()
 
 
 def test_a_port_is_free_for_each_attempt(dslrun: Path, tmp_path: Path) -> None:
@@ -207,8 +169,7 @@ def test_a_port_is_free_for_each_attempt(dslrun: Path, tmp_path: Path) -> None:
         "sys.exit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] < '2' else 0)\n"
     )
     for options in ([], [f"--master-port={free_port()}"]):
-        command = [str(dslrun), "--max-restarts=2", *options, str(script)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+        result = ran([str(dslrun), "--max-restarts=2", *options, str(script)])
         assert result.returncode == 0, result.stderr
 
 
@@ -221,16 +182,8 @@ def test_a_stop_between_two_attempts_ends_the_job(dslrun: Path, testchild: Path,
         f"[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3\nexec {testchild} pause\n"
     )
     script.chmod(0o755)
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    try:
-        while True:
-            os.write(write_end, b"x" * 4096)
-    except BlockingIOError:
-        pass
-    os.set_blocking(write_end, True)
-    command = line(dslrun, 1, [script], "--max-restarts=9", "--log-level=info")
-    with subprocess.Popen(command, stderr=write_end) as job:
+    command = dsl_line(dslrun, 1, [script], None, "--max-restarts=9", "--log-level=info")
+    with full_pipe() as stderr, subprocess.Popen(command, stderr=stderr) as job:
         try:
             first = tmp_path / "pid0"
             until(first.exists)
@@ -239,68 +192,10 @@ def test_a_stop_between_two_attempts_ends_the_job(dslrun: Path, testchild: Path,
             assert job.wait(20) == 143
         finally:
             job.kill()
-            os.close(read_end)
-            os.close(write_end)
     assert not (tmp_path / "pid1").exists()
 
 
 # How a job ends.
-
-
-class Ending(NamedTuple):
-    """One way to end: what the workers do, what we do to the command, and the code."""
-
-    name: str
-    words: str
-    code: int
-    signals: tuple[str, ...] = ()
-
-
-ENDINGS = [
-    Ending("all-0", "exit 0", 0),
-    Ending("one-42", "only 1 [ exit 42 ] pause", 42),
-    Ending("one-killed", "only 1 [ raise KILL ] pause", 137),
-    Ending("one-segfault", "only 1 [ raise SEGV ] pause", 139),
-    Ending("interrupted", "READY pause", 130, ("INT",)),
-    Ending("terminated", "READY pause", 143, ("TERM",)),
-    Ending("interrupted-twice-deaf", "ignore INT,TERM READY pause", 130, ("INT", "INT")),
-    Ending("user-signal-is-forwarded", "catch USR1 READY await USR1 1 exit 0", 0, ("USR1",)),
-]
-
-
-@pytest.mark.guarantee("G2")
-@pytest.mark.parametrize("ending", ENDINGS, ids=[ending.name for ending in ENDINGS])
-def test_the_exit_code_is_true(
-    ending: Ending, dslrun: Path, testchild: Path, tmp_path: Path, temporary: Path
-) -> None:
-    """Torchrun ends with 1 whatever the worker's code was. Restarts that are left change nothing for a signal."""
-    text = ending.words.replace("READY", f"note {tmp_path}/job/ready R")
-    words = ["%r %p" if word == "R" else word for word in text.split()]
-    restarts = ["--max-restarts=3"] if ending.signals else []
-    with running(line(dslrun, 3, [testchild, *words], "--grace=5", *restarts), tmp_path / "job") as job:
-        if ending.signals:
-            job.ready(3)
-            for name in ending.signals:
-                os.kill(job.guard, getattr(signal, f"SIG{name}"))
-        assert job.wait() == ending.code, job.stderr()
-        assert job.left() == []
-    assert "Traceback (most recent call last)" not in job.stderr()
-    assert tree(temporary) == []
-
-
-@pytest.mark.guarantee("G2", "G3")
-def test_an_interpreter_that_does_not_exist(
-    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", "/nowhere/python")
-    script = tmp_path / "t.py"
-    script.touch()
-    result = subprocess.run(
-        [str(dslrun), str(script)], capture_output=True, text=True, timeout=25, check=False
-    )
-    assert result.returncode == 127
-    assert "could not be executed: /nowhere/python: No such file or directory" in result.stderr
-    assert tree(temporary) == []
 
 
 @pytest.mark.guarantee("G4")
@@ -314,7 +209,7 @@ def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
         *("ignore", "TERM", "note", ready, "%r %p"),
         *("only", "2", "[", "wait", tmp_path / "go", "exit", "9", "]", "pause"),
     ]
-    with running(line(dslrun, 4, [testchild, *words], "--shutdown-timeout=2"), tmp_path) as job:
+    with running(dsl_line(dslrun, 4, [testchild, *words], None, "--shutdown-timeout=2"), tmp_path) as job:
         job.ready(4)
         begin = time.monotonic()
         (tmp_path / "go").touch()
@@ -323,26 +218,6 @@ def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
         assert job.left() == []
     assert 2 <= elapsed_s < 6  # one after the other
     assert "dslrun: rank 2 (local rank 2, " in job.stderr()
-
-
-@pytest.mark.guarantee("G3")
-@pytest.mark.needs_pidfd
-@pytest.mark.parametrize("apart_ms", [1, 40])
-def test_of_two_failures_the_first_is_the_root_cause(
-    apart_ms: int, dslrun: Path, testchild: Path, tmp_path: Path
-) -> None:
-    """Torchrun compares whole seconds, and names the lower rank. 10 runs each."""
-    for run in range(10):
-        folder = tmp_path / str(run)
-        gate, victim = folder / "gate", folder / "victim"
-        words = [
-            *("only", "2", "[", "touch", gate, "wait", victim, "exit", "4", "]"),
-            *("only", "0", "[", "ignore", "TERM", "touch", victim, "wait", gate, "waitpid", gate),
-            *("sleep", str(apart_ms), "exit", "5", "]", "pause"),
-        ]
-        with running(line(dslrun, 3, [testchild, *words]), folder) as job:
-            assert job.wait() == 4
-        assert re.match("dslrun: rank 2 .* failed first: exit code 4\n", job.stderr()), job.stderr()
 
 
 # Files.
@@ -372,15 +247,9 @@ def test_log_files_lie_where_torchrun_puts_them(
     dslrun: Path, writer: str, tmp_path: Path, temporary: Path
 ) -> None:
     logs = tmp_path / "logs"
-    options = [
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-id=job7",
-        f"--log-dir={logs}",
-    ]
-    command = [str(dslrun), *options, "-r", "1", "-t", "0:2", writer, "1"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=job7"]
+    options += [f"--log-dir={logs}"]
+    result = ran([str(dslrun), *options, "-r", "1", "-t", "0:2", writer, "1"])
     assert result.returncode == 0, result.stderr
     run = logs / os.readlink(logs / ".latest")
     assert re.fullmatch(r"job7_\d{14}_\w{8}", run.name)
@@ -419,16 +288,6 @@ def test_directories_of_runs_have_the_names_that_the_page_says(
     assert len(glob.glob(f"{tmp_path}/{pattern}/attempt_0/0/stdout.log")) == 1
 
 
-def test_the_directory_of_a_run_goes_when_the_job_succeeds_even_after_failures(
-    dslrun: Path, writer: str, temporary: Path
-) -> None:
-    command = [str(dslrun), "--nproc-per-node=2", "--max-restarts=2", writer, "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "restart 2 of 2" in result.stderr
-    assert tree(temporary) == []
-
-
 LONG_AGO_S = 120
 
 
@@ -436,7 +295,7 @@ def start_and_kill_whole(dslrun: Path, tmp_path: Path, temporary: Path) -> Path:
     """Start a job, kill all its processes at once, and return its directory as if that were some time ago."""
     (tmp_path / "killed").mkdir(exist_ok=True)
     script = ("sh", "-c", "touch $TMPDIR/../running; exec sleep 60")
-    with running(line(dslrun, 2, script), tmp_path / "killed") as job:
+    with running(dsl_line(dslrun, 2, script), tmp_path / "killed") as job:
         until((tmp_path / "running").exists)
         (run_dir,) = temporary.glob("dslrun_*")
         pids = (job.guard, job.agent())
@@ -459,7 +318,7 @@ def age(run_dir: Path) -> None:
 
 
 def run_something(dslrun: Path) -> None:
-    subprocess.run(line(dslrun, 1, ["true"]), timeout=25, check=True)
+    subprocess.run(dsl_line(dslrun, 1, ["true"]), timeout=25, check=True)
 
 
 def test_the_next_run_removes_what_a_killed_one_has_left(
@@ -469,7 +328,8 @@ def test_the_next_run_removes_what_a_killed_one_has_left(
     (left / "attempt_0/1").mkdir(parents=True)
     (left / "call.pickle").touch()
     run_something(dslrun)
-    assert tree(temporary) == []
+    # A socket for views is removed by the next view.
+    assert [path for path in tree(temporary) if not path.startswith(f"dsl-{os.getuid()}")] == []
 
 
 @pytest.mark.parametrize(
@@ -510,7 +370,7 @@ def test_directories_that_are_not_those_of_dead_runs_stay(
         for path in (theirs, mark(theirs)):
             os.chown(path, 12345, 12345)
     before = tree(temporary)
-    with running(line(dslrun, 1, ["sleep", "60"]), tmp_path / "living") as job:
+    with running(dsl_line(dslrun, 1, ["sleep", "60"]), tmp_path / "living") as job:
         until(lambda: set(temporary.glob("dslrun_*")) - {temporary / one for one in before})
         (living,) = set(temporary.glob("dslrun_*")) - {temporary / one for one in before}
         until(lambda: mark(living).exists() and processes.children(job.agent()))
@@ -547,8 +407,8 @@ def test_a_mark_of_ours_does_not_make_anothers_directory_ours(dslrun: Path, temp
 def test_ranks_get_no_directories_for_error_files_alone(dslrun: Path, temporary: Path) -> None:
     """Only the user can look into the one of the run, and it is empty."""
     script = 'folder=$(dirname "$TORCHELASTIC_ERROR_FILE"); stat -c "%a %h" $folder; ls -A $folder'
-    command = line(dslrun, 2, ["sh", "-c", script])
-    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    command = dsl_line(dslrun, 2, ["sh", "-c", script])
+    result = ran(command)
     assert result.stdout == "700 2\n700 2\n"
     assert tree(temporary) == []
 
@@ -556,8 +416,7 @@ def test_ranks_get_no_directories_for_error_files_alone(dslrun: Path, temporary:
 def test_an_error_file_of_a_job_that_fails_is_kept_and_named(
     dslrun: Path, writer: str, temporary: Path
 ) -> None:
-    command = [str(dslrun), "--nproc-per-node=2", "--max-restarts=1", writer, "9"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    result = ran([str(dslrun), "--nproc-per-node=2", "--max-restarts=1", writer, "9"])
     assert result.returncode == 1
     files = [path for path in tree(temporary) if not (temporary / path).is_dir()]
     assert [re.sub(r"^dslrun_\w{16}/", "", path) for path in files] == [
@@ -567,31 +426,36 @@ def test_an_error_file_of_a_job_that_fails_is_kept_and_named(
     assert str(temporary / files[1]) in result.stderr
 
 
-# The launcher.
+FAIL = 'if [ "$RANK" = 1 ]; then exit 3; fi; sleep 60'
+CASES = {
+    "failure": ((), FAIL, 3, "stopped by dslrun: rank 0 (SIGTERM)"),
+    "restart": (("--max-restarts", "1"), FAIL, 3, "starting all 2 workers again, restart 1 of 1"),
+    "debug": (("--log-level", "debug"), FAIL, 3, "rank 1 runs /bin/sh -c "),
+    "signal": ((), "kill -SEGV $$", 139, "killed by SIGSEGV"),
+    "stop": (
+        (),
+        'if [ "$RANK" = 1 ]; then kill -TERM $PPID; fi; sleep 60',
+        143,
+        "SIGTERM received: stopping",
+    ),
+    "logs": (("--log-dir", "DIR/logs"), FAIL, 3, "log files are in "),
+}
 
 
-@pytest.mark.guarantee("G7")
-def test_a_launch_needs_no_torch_and_nothing_heavy(dslrun: Path) -> None:
-    """Alone. `python -X importtime` names what is imported."""
-    heavy = {
-        "torch",
-        "numpy",
-        "typing",
-        "dataclasses",
-        "json",
-        "logging",
-        "subprocess",
-        "pathlib",
-        "psutil",
-        "uuid",
-    }
-    code = "import sys; from dsl.run import command; sys.exit(command())"
-    for options in ([], ["--standalone"], ["--nnodes=1", "--master-addr=127.0.0.1", "--master-port=0"]):
-        command = [sys.executable, "-I", "-X", "importtime", "-c", code, "--nproc-per-node=2", *options]
-        result = subprocess.run(
-            [*command, "--no-python", "/bin/true"], capture_output=True, text=True, timeout=25, check=False
-        )
-        assert result.returncode == 0, result.stderr
-        names = set(re.findall(r"^import time:[\s\d]+\|[\s\d]+\|\s+(\S+)$", result.stderr, re.MULTILINE))
-        assert "dsl.plan.meeting_point" in names
-        assert names & heavy == set()
+@pytest.mark.parametrize("name", CASES)
+def test_every_line_is_in_the_name_of_dslrun(name: str, dsl_command: Path, tmp_path: Path) -> None:
+    options, script, code, said = CASES[name]
+    dslrun = str(dsl_command.with_name("dslrun"))
+    words = [word.replace("DIR", str(tmp_path)) for word in options]
+    line = [dslrun, "--no-python", "--nproc-per-node=2", *words, "/bin/sh", "-c", script]
+    with running(line, tmp_path / "job") as job:
+        assert job.wait() == code, job.stderr()
+    told = job.stderr()
+    assert said in told
+    own = [text for text in told.splitlines() if text.startswith("dsl")]
+    assert own
+    for text in own:
+        assert text.startswith("dslrun: ")
+        assert "by dsl " not in text
+        assert not re.search(r" --[a-z]+_[a-z]", text)
+    assert (tmp_path / "logs").exists() == (name == "logs")

@@ -62,24 +62,6 @@ def test_unequal_nodes_with_roles_meet_and_restart_together(
     ]
 
 
-def test_ranks_and_roles_are_counted_over_unequal_nodes(nodes: Nodes) -> None:
-    jobs = nodes.start(
-        "--nproc-per-node=2 --role=train",
-        "--nproc-per-node=3 --role=serve",
-        "--nproc-per-node=1 --role=train",
-    )
-    assert nodes.seen(6) == [
-        "0/6 0/2 0/3 train:0/3 0 start",
-        "1/6 1/2 0/3 train:1/3 0 start",
-        "2/6 0/3 1/3 serve:0/3 0 start",
-        "3/6 1/3 1/3 serve:1/3 0 start",
-        "4/6 2/3 1/3 serve:2/3 0 start",
-        "5/6 0/1 2/3 train:2/3 0 start",
-    ]
-    nodes.end()
-    assert [job.wait() for job in jobs] == [0, 0, 0], [job.stderr() for job in jobs]
-
-
 def test_all_nodes_count_a_restart_and_a_final_failure_ends_the_others(nodes: Nodes) -> None:
     jobs = nodes.start("--max-restarts=1", "--nproc-per-node=2 --max-restarts=1")
     nodes.seen(3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,35 +12,24 @@ import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
 from tests.support.hub import Hub, Node, elastic_line, meet
-from tests.support.jobs import Job, complete_lines, running
+from tests.support.jobs import Job, is_delegate
+from tests.support.places import Commands
 
 from dsl.model.job import Notice
-from dsl.model.judgement import Failed
-from dsl.model.nodes import MeetingRefused, NodesFinished, PeerFailure
-from dsl.model.outcome import Membership, MembershipChanged
-from dsl.rendezvous.delegate_messages import Finish, Leave, Meet
+from dsl.rendezvous.delegate_messages import Finish, Leave, Meet, MeetingRefused, NodesFinished, Waiting
 
-WORKER = """#!/bin/sh
-echo "$RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON $DSL_ATTEMPT $$" >> "$1/seen"
-until [ -e "$1/end" ]; do
-  [ ! -e "$1/fail.$RANK.$DSL_ATTEMPT" ] || exit 7
-  sleep 0.02
-done
-"""
-FAILED = Failed("rank", "3", 3, 1, 77, 9, 5, code=9)
+TELLS = (
+    'echo "$RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON $DSL_ATTEMPT $$" >> "$1/seen"'
+)
 PORT = 29777  # nobody listens there: the workers have no store
 
 
-class Table:
-    """A hub, and what the workers of all nodes have written."""
+class Table(Commands):
+    """A hub, and commands that come to it."""
 
     def __init__(self, hub: Hub, directory: Path, stack: contextlib.ExitStack) -> None:
+        super().__init__(directory, stack, TELLS, "DSL_ATTEMPT")
         self.hub = hub
-        self.directory = directory
-        self._stack = stack
-        self._program = directory / "worker"
-        self._program.write_text(WORKER)
-        self._program.chmod(0o755)
 
     def node(self, name: str, *options: str, nodes: str = "1:2") -> tuple[Job, Node]:
         """Start a command, and wait for its delegate."""
@@ -51,29 +39,18 @@ class Table:
     def command(self, name: str, *options: str, nodes: str = "1:2", before: tuple[str, ...] = ()) -> Job:
         """Start a command."""
         words = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--no-python", "--grace", "2", *options]
-        line = elastic_line(self.hub, [*words, str(self._program), str(self.directory)])
-        return self._stack.enter_context(running([*before, *line], self.directory / name))
+        line = elastic_line(self.hub, [*words, str(self.program), str(self.directory)])
+        return self.run(name, [*before, *line])
 
     def seen(self, count: int) -> list[str]:
         """The first lines of so many workers, without their pids, in no order."""
-        until(lambda: len(self._lines()) >= count)
-        return sorted(line.rpartition(" ")[0] for line in self._lines())
+        until(lambda: len(self.lines()) >= count)
+        return sorted(line.rpartition(" ")[0] for line in self.lines())
 
     def pids(self, count: int) -> list[int]:
         """Of so many workers."""
         self.seen(count)
-        return [int(line.rpartition(" ")[2]) for line in self._lines()]
-
-    def _lines(self) -> list[str]:
-        return complete_lines(self.directory / "seen")
-
-    def fail(self, rank: int, attempt: int) -> None:
-        """Make a worker fail."""
-        (self.directory / f"fail.{rank}.{attempt}").touch()
-
-    def end(self) -> None:
-        """Make all workers end."""
-        (self.directory / "end").touch()
+        return [int(line.rpartition(" ")[2]) for line in self.lines()]
 
 
 @pytest.fixture
@@ -91,65 +68,39 @@ def finish(nodes: list[Node]) -> None:
         node.hang_up()
 
 
-def agent_of(job: Job) -> int:
-    """The child of the guard that is no delegate."""
-
-    def found() -> list[int]:
-        return [pid for pid in processes.children(job.guard) if pid != delegate_of(job)]
-
-    return until(found)[0]
-
-
 def delegate_of(job: Job) -> int:
     """The child of the guard that is one."""
-
-    def found() -> list[int]:
-        return [pid for pid in processes.children(job.guard) if "fake_delegate.py" in words_of(pid)]
-
-    return until(found)[0]
-
-
-def words_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().decode().split("\0")
-        return " ".join(words[:3]) if "-c" not in words[:2] else ""
-    return ""
+    return until(lambda: [pid for pid in processes.children(job.guard) if is_delegate(pid)])[0]
 
 
 def assert_nothing_left(job: Job) -> None:
     until(lambda: not job.left(), timeout_s=8)
 
 
-def test_a_failure_on_one_node_starts_the_workers_of_both_again_and_the_count_agrees(table: Table) -> None:
+def test_each_node_counts_the_restarts_of_its_own_failures(table: Table) -> None:
+    """As under torchrun. The other one hears that a node waits."""
     (job_a, a), (job_b, b) = table.node("a", "--max-restarts", "2"), table.node("b", "--max-restarts", "2")
     assert (a.opened.point.least_nodes, a.opened.max_nodes, a.opened.point.backend) == (1, 2, "c10d")
     meet([a, b], PORT)
     assert table.seen(2) == ["0/2 0 start 0", "1/2 0 start 0"]
     table.fail(1, 0)
-    failing = b.expect(PeerFailure)
-    assert (failing.rank, failing.code) == (1, 7)
-    a.say(PeerFailure("hostb", 1, 7, failing.failed, is_final=False))
-    orders = meet([a, b], PORT, round_=1)
-    assert [(order.restarts, order.reason) for order in orders] == [(1, "failure")] * 2
-    assert table.seen(4)[2:] == ["1/2 0 start 0", "1/2 1 failure 1"]
+    a.say(Waiting())
+    meet([a, b], PORT, round_=1)
+    assert table.seen(4)[1:] == ["0/2 0 start 0", "1/2 0 start 0", "1/2 1 failure 1"]
     table.end()
     finish([a, b])
     assert [job_a.wait(), job_b.wait()] == [0, 0]
-    assert "restart 1 of 2: rank 1 on host hostb failed with 7, starting all workers again" in job_a.stderr()
-    assert "restart 1 of 2: rank 1 on host" in job_b.stderr()
+    assert "the nodes of the job have changed" in job_a.stderr()
+    assert "restart 1 of 2" in job_b.stderr()
 
 
-def test_a_node_that_joins_and_leaves_costs_no_restart(table: Table) -> None:
+def test_a_node_that_joins_costs_no_restart(table: Table) -> None:
     job, a = table.node("a")
     meet([a], PORT)
     table.seen(1)
-    a.say(MembershipChanged(Membership(1, 1), ()))
-    assert [(one.restarts, one.reason) for one in meet([a], PORT, round_=1)] == [(0, "membership")]
+    a.say(Waiting())
+    meet([a], PORT, round_=1)
     assert table.seen(2) == ["0/1 0 membership 1", "0/1 0 start 0"]
-    a.say(MembershipChanged(Membership(1, 0), ("b",)))
-    meet([a], PORT, round_=2)
-    assert table.seen(3)[1] == "0/1 0 membership 2"
     table.end()
     finish([a])
     assert job.wait() == 0
@@ -167,13 +118,12 @@ def test_a_signal_ends_the_part_of_one_node_and_leaves_the_job_to_the_others(
     table.seen(1)
     if moment == "meeting":
         table.fail(0, 0)
-        a.expect(PeerFailure)
         a.expect(Meet)
     elif moment == "finishing":
         table.end()
         a.expect(Finish)
     os.kill(job.guard, signum)
-    a.expect(Leave)
+    assert a.next() is None  # the end of its socket says enough
     a.hang_up()
     assert job.wait() == code
     assert_nothing_left(job)
@@ -184,7 +134,7 @@ def test_a_preempted_node_leaves_and_can_be_queued_again(table: Table) -> None:
     meet([a], PORT)
     table.seen(1)
     os.kill(job.guard, signal.SIGUSR1)
-    a.expect(Leave)
+    assert a.next() is None
     a.hang_up()
     assert job.wait() == 75
 
@@ -199,18 +149,14 @@ def test_nothing_is_left_when_guard_or_agent_is_killed(victim: str, moment: str,
     workers = table.pids(1)
     if moment == "meeting":
         table.fail(0, 0)
-        a.expect(PeerFailure)
         a.expect(Meet)
     elif moment == "finishing":
         table.end()
         a.expect(Finish)
     delegate = delegate_of(job)
-    os.kill(job.guard if victim == "guard" else agent_of(job), signal.SIGKILL)
-    if victim == "guard":
-        a.expect(Leave)
-        a.hang_up()
-    else:
-        assert a.next() is None  # the end of its socket says enough
+    os.kill(job.guard if victim == "guard" else job.agent(), signal.SIGKILL)
+    assert a.next() is None
+    a.hang_up()
     assert job.wait() == (-9 if victim == "guard" else 137)
     assert_nothing_left(job)
     found = [processes.find(pid) for pid in (*workers, delegate)]
@@ -224,7 +170,7 @@ def test_a_delegate_that_hangs_does_not_outlive_the_command(table: Table) -> Non
     table.seen(1)
     delegate = delegate_of(job)
     os.kill(delegate, signal.SIGSTOP)
-    os.kill(agent_of(job), signal.SIGKILL)
+    os.kill(job.agent(), signal.SIGKILL)
     assert job.wait() == 137
     assert processes.find(delegate) is None
     assert_nothing_left(job)
@@ -260,81 +206,33 @@ def test_workers_outlive_a_delegate_that_crashes(table: Table) -> None:
     assert len(table.seen(1)) == 1
 
 
-@pytest.mark.guarantee("G2", "G3")
-def test_a_final_failure_of_another_node_ends_this_one_with_its_code_and_names_it(table: Table) -> None:
-    job, a = table.node("a")
-    meet([a], PORT)
-    table.seen(1)
-    a.say(PeerFailure("hostb", 3, 9, FAILED, is_final=True))
-    a.expect(Leave)
+def test_a_failure_that_a_nodes_own_policy_excludes_closes_the_job(table: Table) -> None:
+    (job, a), (_, b) = table.node("a", "--max-restarts=2", "--give-up-on=7"), table.node("b")
+    meet([a, b], PORT)
+    table.seen(2)
+    table.fail(0, 0)
+    assert a.expect(Leave).closes
     a.hang_up()
-    assert job.wait() == 9
-    assert "the job is over: rank 3 on host hostb failed: exit code 9" in job.stderr()
+    assert job.wait() == 7
+    assert "not tried again: exit code 7 is in --give-up-on" in job.stderr()
+    table.end()
+    finish([b])
 
 
-def test_restarts_that_are_spent_end_the_job_on_all_nodes(table: Table) -> None:
+def test_restarts_that_are_spent_close_the_job(table: Table) -> None:
     job, a = table.node("a", nodes="2")
-    b_job, b = table.node("b", nodes="2")
+    other_job, b = table.node("b", nodes="2")
     meet([a, b], PORT)
     table.seen(2)
     table.fail(0, 0)
-    a.expect(PeerFailure)
-    fail = a.expect(PeerFailure)
-    assert (fail.rank, fail.code) == (0, 7)
-    b.say(PeerFailure("hosta", 0, 7, fail.failed, is_final=True))
-    b.expect(Leave)
-    for node in (a, b):
-        node.hang_up()
-    assert [job.wait(), b_job.wait()] == [7, 7]
-
-
-def test_a_failure_that_may_follow_from_a_lost_node_waits_for_word_of_it(table: Table) -> None:
-    """No restart was granted, and none is counted."""
-    job, a = table.node("a")
-    other_job, b = table.node("b")
-    meet([a, b], PORT)
-    table.seen(2)
-    table.fail(0, 0)
-    a.expect(PeerFailure)
-    a.say(MembershipChanged(Membership(1, 0), ("hostb",)))
-    assert [one.restarts for one in meet([a], PORT, round_=1)] == [0]
-    assert "0/1 0 membership 1" in table.seen(3)
-    b.hang_up()
-    table.end()
-    finish([a])
-    assert [job.wait(), other_job.wait()] == [0, 0]
-
-
-def test_whoever_has_finished_starts_again_with_a_node_that_failed(table: Table) -> None:
-    job, a = table.node("a", "--max-restarts", "1")
-    meet([a], PORT)
-    table.seen(1)
-    table.end()
-    a.expect(Finish)
-    (table.directory / "end").unlink()
-    a.say(PeerFailure("hostb", 1, 7, None, is_final=False))
-    assert [one.restarts for one in meet([a], PORT, round_=1)] == [1]
-    table.seen(2)
-    table.end()
-    finish([a])
-    assert job.wait() == 0
-
-
-def test_a_node_that_holds_the_store_stays_until_its_delegate_goes_or_a_second_signal(table: Table) -> None:
-    (job_a, a), (job_b, b) = table.node("a"), table.node("b")
-    meet([a, b], PORT)
-    table.seen(2)
-    for job, node in ((job_a, a), (job_b, b)):
-        os.kill(job.guard, signal.SIGTERM)
-        node.expect(Leave)
-        node.say(Notice("warning", "this node holds the store"))
-        until(lambda job=job: "warning: this node holds the store" in job.stderr())  # type: ignore[misc]
-        assert job.process.poll() is None
+    assert a.expect(Leave).closes
     a.hang_up()
-    assert job_a.wait() == 143
-    time.sleep(0.1)  # stop signals of one process within 50 ms are one
-    os.kill(job_b.guard, signal.SIGINT)
-    assert job_b.wait() == 143
+    assert job.wait() == 7
+    b.say(Waiting())
+    b.expect(Meet)
+    b.say(MeetingRefused("the job is over", "closed"))
+    assert other_job.wait() == 1
+    assert "the job is over" in other_job.stderr()
 
 
 @pytest.mark.guarantee("G8")
@@ -352,17 +250,13 @@ def test_nodes_that_do_not_meet_are_one_line(kind: str, code: int, table: Table)
 
 
 @pytest.mark.guarantee("G2")
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, has_failed: bool) -> None:
+def test_a_spare_that_the_job_did_not_need_ends_well(table: Table) -> None:
     job, a = table.node("a")
     a.expect(Meet)
-    if has_failed:
-        a.say(PeerFailure("hostb", 3, 9, FAILED, is_final=True))
-    a.say(MeetingRefused("the job j has ended without this node, which was a spare", "unneeded"))
-    assert job.wait() == (9 if has_failed else 0)
-    over = "the job is over: rank 3 on host hostb failed: exit code 9"
-    unneeded = "the job j has ended without this node, which was a spare"
-    assert job.stderr() == f"dslrun: {over if has_failed else unneeded}\n"
+    text = "the job j has ended without this node, which was a spare"
+    a.say(MeetingRefused(text, "unneeded"))
+    assert job.wait() == 0
+    assert job.stderr() == f"dslrun: {text}\n"
 
 
 @pytest.mark.guarantee("G1")
@@ -389,6 +283,7 @@ def test_a_signal_ends_the_first_meeting_and_nothing_is_left(
 @pytest.mark.guarantee("G8")
 def test_a_delegate_that_dies_at_once_is_one_line(table: Table) -> None:
     job, a = table.node("a")
+    a.expect(Meet)
     a.hang_up()
     assert job.wait() == 1
     assert job.stderr() == "dslrun: error: the process that meets the other nodes has ended\n"

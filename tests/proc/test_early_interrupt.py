@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.command import ran
 from tests.support.interrupts import assert_silent
 from tests.support.places import free_port
 
@@ -88,15 +89,11 @@ def test_an_interrupt_at_any_step_is_silent_and_leaves_nothing(
     hits = 0
     for at in POINTS:
         hit.unlink(missing_ok=True)
-        ended = subprocess.run(
+        ended = ran(
             [*words_of(door, dsl_command), *words],
             env={**env, "AT": str(at)},
             cwd=work,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
         )
         if not hit.exists():
             break
@@ -141,14 +138,7 @@ def test_an_interrupt_at_any_time_is_silent_and_leaves_nothing(
 def test_workers_hear_an_interrupt_that_the_command_was_started_to_ignore(dsl_command: Path) -> None:
     """As after ``trap '' INT``, or in the background of a shell without job control; torchrun does the same."""
     line = f"trap '' INT; {dsl_command} --num_gpus 1 --no_local_rank --no_python /bin/sh -c 'kill -INT $$ && echo lives'"
-    ended = subprocess.run(
-        ["/bin/sh", "-c", line],
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    ended = ran(["/bin/sh", "-c", line], environ={"DS_ACCELERATOR": "cpu"})
     assert (ended.returncode, ended.stdout) == (130, "")
 
 
@@ -183,20 +173,10 @@ def test_an_interrupt_of_a_forked_worker_before_or_after_its_program_is_silent(
     words = ("--start-method", "forkserver", "--preload", "decimal", "--no_local_rank", "--num_gpus", "1")
     for at in range(1, 40):
         hit.unlink(missing_ok=True)
-        ended = subprocess.run(
+        ended = ran(
             [dsl_command, *words, *(["program.py"] if program == "script" else ["--module", "program"])],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(tmp_path),
-                "AT": str(at),
-                "HIT": str(hit),
-                "DS_ACCELERATOR": "cpu",
-            },
+            environ={"PYTHONPATH": str(tmp_path), "AT": str(at), "HIT": str(hit), "DS_ACCELERATOR": "cpu"},
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
         )
         if not hit.exists() or (program == "module" and at > 8):  # there the imports of Python's runpy follow
             break

@@ -7,28 +7,24 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command import ran
 from tests.support.group import Group
 
 import dsl
 from dsl import (
     EVENT_VERSION,
     Called,
-    Ended,
     Event,
     Exit,
     Exited,
     ForkServerSlow,
-    Killing,
     Output,
-    Started,
     Stdio,
-    Stopping,
     WorkerSpec,
 )
 from dsl._record import fields as record_fields
@@ -62,9 +58,9 @@ os._exit(0)
 
 def documented() -> dict[str, list[str]]:
     """Fields by heading."""
-    engine = (DOCS / "events.md").read_text(encoding="utf-8").split("\n# The events of a job")[0]
-    sections = re.split(r"^## ", engine, flags=re.MULTILINE)[1:]
-    return {text.split("\n", 1)[0]: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for text in sections}
+    engine = (DOCS / "events.md").read_text(encoding="utf-8").split("\n## The events of the engine\n")[1]
+    sections = re.split(r"^### ", engine, flags=re.MULTILINE)[1:]
+    return {text.split("\n", 1)[0]: re.findall(r"^\* `(\w+)` \(", text, re.MULTILINE) for text in sections}
 
 
 def run(*workers: WorkerSpec, **options: Any) -> list[Event]:
@@ -116,8 +112,7 @@ def dicts(testchild: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         *run(WorkerSpec(["/usr/bin/env", child, "exit", "0"], fork_server=0, fork_entry=1), servers=[SERVER]),
         *run(WorkerSpec([child, "exit", "0"], fork_server=0, fork_entry=1), servers=[["/bin/false"]]),
     ]
-    command = [sys.executable, "-c", AGENT, child, "pause"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    said = ran([sys.executable, "-c", AGENT, child, "pause"], check=True).stdout
     return {one["event"]: one for one in [*(event.to_dict() for event in events), *json.loads(said)]}
 
 
@@ -165,44 +160,6 @@ def test_bytes_and_paths_come_through_json_whatever_they_hold(testchild: Path, t
     (exited,) = (event for event in run(WorkerSpec([b"/no/\xff/prog"])) if isinstance(event, Exited))
     assert exited.exit.exec_path == "/no/\udcff/prog"
     assert exited.to_dict()["exit"]["exec_path"] == "/no/\ufffd/prog"
-
-
-def test_equal_events_are_equal_and_hash_alike(testchild: Path) -> None:
-    worker = WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe())
-    one, other = (next(event for event in run(worker) if isinstance(event, Output)) for _ in range(2))
-    assert one is not other
-    assert one == other
-    assert hash(one) == hash(other)
-    events = run(WorkerSpec([str(testchild), "exit", "3"]), WorkerSpec([str(testchild), "pause"]))
-    ended = events[-1]
-    assert isinstance(ended, Ended)
-    exits = {event.exit.worker: event.exit for event in events if isinstance(event, Exited)}
-    assert ended.first_failure is not exits[0]
-    assert ended.first_failure == exits[0] != exits[1]
-    assert hash(ended.first_failure) == hash(exits[0])
-    assert len(set(events)) == len(events)
-    assert one != events[0]
-
-
-def test_a_repr_names_the_class_and_its_fields(testchild: Path) -> None:
-    events = run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe()))
-    kinds = [type(event) for event in events]
-    assert {Started, Output, Exited, Ended} == set(kinds)
-    started = events[kinds.index(Started)]
-    assert isinstance(started, Started)
-    assert repr(started) == f"Started(worker=0, pid={started.pid}, time_ns={started.time_ns})"
-    assert repr(events[kinds.index(Output)]) == "Output(worker=0, stream=1, data=b'hi\\n')"
-    assert repr(events[kinds.index(Exited)]).startswith(
-        f"Exited(exit=Exit(worker=0, pid={started.pid}, code=0, "
-    )
-    assert repr(events[-1]) == (
-        "Ended(first_failure=None, stop_signal=None, stragglers=0, survivors=(), oom_kills=0, tail=b'', shown_since=None)"
-    )
-    with Group([[str(testchild), "pause"]]) as group:
-        group.supervisor.stop(grace_s=2.5)
-        group.finish()
-    assert repr(group.of(Stopping)[0]) == "Stopping(reason='request', signum=15, grace_s=2.5)"
-    assert group.of(Killing) == []
 
 
 def test_a_long_output_is_cut_in_its_repr() -> None:

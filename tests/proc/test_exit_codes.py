@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.support.command import dsl_line
-from tests.support.jobs import Job, running
+from tests.support.jobs import Helpers, Job, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G2")]
 
@@ -89,26 +90,29 @@ def _strike(job: Job, ending: Ending) -> None:
         os.kill(job.guard, getattr(signal, f"SIG{name}"))
 
 
-@pytest.mark.parametrize("ending", TABLE, ids=[ending.name for ending in TABLE])
-def test_the_exit_code_is_true(ending: Ending, dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    words = _words(ending, tmp_path)
-    line = dsl_line(dsl_command, ending.workers, [str(testchild), *words], 0.5)
-    with running(line, tmp_path) as job:
+# Torchrun ends with 1 whatever the worker's code was.
+OF_DSLRUN = (
+    *("all-0", "one-42", "one-SIGKILL", "one-SIGSEGV", "interrupted", "terminated", "interrupted-twice-deaf"),
+    "user-signals-then-0",
+)
+CASES = [*[("dsl", one) for one in TABLE], *[("dslrun", one) for one in TABLE if one.name in OF_DSLRUN]]
+
+
+@pytest.mark.parametrize("command, ending", CASES, ids=[f"{command}-{one.name}" for command, one in CASES])
+def test_the_exit_code_is_true(
+    command: str, ending: Ending, dsl_command: Path, testchild: Path, tmp_path: Path, temporary: Path
+) -> None:
+    words = [str(testchild), *_words(ending, tmp_path / "job")]
+    # Restarts that are left change nothing for a signal.
+    options = ["--max-restarts=3"] if command == "dslrun" and ending.signals else []
+    line = dsl_line(dsl_command.with_name(command), ending.workers, words, 0.5, *options)
+    with running(line, tmp_path / "job") as job:
         _strike(job, ending)
         code = job.wait()
         assert job.left() == []
     assert code == ending.code, job.stderr()
     assert "Traceback" not in job.stderr()
-
-
-def test_a_killed_agent_is_never_success(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    """DeepSpeed's runner ends with 0 when its inner launcher is killed."""
-    words = ["note", str(tmp_path / "ready"), "%r %p", "pause"]
-    with running(dsl_line(dsl_command, 2, [str(testchild), *words]), tmp_path) as job:
-        job.ready(2)
-        os.kill(job.agent(), signal.SIGKILL)
-        assert job.wait() == 137
-        assert job.left() == []
+    assert list(temporary.iterdir()) == []
 
 
 PYTHON = {
@@ -151,17 +155,14 @@ def test_usage_has_its_own_code(name: str, dsl_command: Path, tmp_path: Path) ->
 
 @pytest.mark.guarantee("G3")
 @pytest.mark.root
-def test_a_worker_that_the_kernel_kills_for_memory(
-    dsl_command: Path, testchild: Path, tmp_path: Path
-) -> None:
+def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, helpers: Helpers) -> None:
     """Out of memory is said to be that, not just signal 9, and the limit is named."""
     from tests.support.memory import memory_limit
 
-    words = ["only", "1", "[", "alloc", "400", "]", "pause"]
     with memory_limit(200 << 20) as inside:
         if inside is None:
             pytest.skip("needs a writable cgroup v2")
-        with running(inside(dsl_line(dsl_command, 2, [str(testchild), *words])), tmp_path) as job:
+        with running(inside(helpers.line(2, "only 1 [ alloc 400 ] pause")), tmp_path) as job:
             assert job.wait() == 137
     assert "memory" in job.stderr()
     assert "rank 1" in job.stderr()
@@ -201,3 +202,46 @@ def test_the_interpreter_is_the_one_that_runs_the_command(dsl_command: Path, tmp
     with running([str(dsl_command), "--num_gpus", "1", str(script)], tmp_path / "job") as job:
         assert job.wait() == 0
     assert job.stdout().strip() == sys.executable
+
+
+PROGRAMS = {
+    "missing": 127, "file/program": 127, "no-interpreter": 127, "plain": 126, "folder": 126, "no-format": 126,
+}  # fmt: skip
+
+
+@pytest.mark.guarantee("G2", "G3")
+@pytest.mark.parametrize("name, status", PROGRAMS.items())
+def test_the_command_ends_with_the_code_of_a_shell_and_names_the_path(
+    name: str, status: int, dsl_command: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "no-interpreter").write_text("#!/nothing/here\n")
+    (tmp_path / "no-format").write_bytes(b"\x01\x02\x03 not a program\n")
+    for executable in ("no-interpreter", "no-format"):
+        (tmp_path / executable).chmod(0o755)
+    program = str(tmp_path / name)
+    with running(dsl_line(dsl_command, 3, [program]), tmp_path / "job") as job:
+        code = job.wait()
+    assert (code, job.stdout()) == (status, "")
+    assert program in job.stderr()
+    assert "Traceback" not in job.stderr()
+
+
+@pytest.mark.guarantee("G3")
+def test_the_command_blames_the_cause_and_lists_the_victims(tmp_path: Path, helpers: Helpers) -> None:
+    """The lowest rank dies too, a millisecond later and by itself: deaf to our TERM, its code is certain."""
+    pid3 = str(tmp_path / "job" / "pid3")
+    words = [
+        *("only", "3", "[", "touch", pid3, "wait", str(tmp_path / "job" / "pid0"), "exit", "3", "]"),
+        *("only", "0", "[", "ignore", "TERM", "touch", str(tmp_path / "job" / "pid0")),
+        *("wait", pid3, "waitpid", pid3, "sleep", "1", "exit", "5", "]", "pause"),
+    ]
+    with running(helpers.line(4, words), tmp_path / "job") as job:
+        code = job.wait()
+    assert code == 3
+    cause, victims, followers = job.stderr().splitlines()
+    assert re.fullmatch(r"dsl: rank 3 \(local rank 3, pid \d+, host \S+\) failed first: exit code 3", cause)
+    assert victims == "dsl: stopped by dsl: ranks 1-2 (SIGTERM)"
+    assert followers == "dsl: ended because of it: rank 0 (exit code 5)"

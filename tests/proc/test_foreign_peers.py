@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.kit.waiting import until
-from tests.support.command import dsl_line
-from tests.support.jobs import Job, running
+from tests.support.command import ran
+from tests.support.jobs import Helpers, Job
 from tests.support.strangers import ELSEWHERE, HERE, Victim, stranger
 
 from dsl.model.codec import to_line
@@ -81,14 +81,12 @@ def test_a_server_that_calls_somebody_else_its_branch_harms_nobody(named: str, v
 
 
 @pytest.fixture
-def job(dsl_command: Path, testchild: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helpers: Helpers) -> Iterator[Job]:
     """A job of one rank that notes each signal, and has a secret."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    program = [str(testchild), "catch", "ALL", "trace", str(tmp_path / "trace")]
-    program += ["note", str(tmp_path / "ready"), "%r %p", "pause"]
-    with running(dsl_line(dsl_command, 1, program), tmp_path) as job:
+    with helpers(1, "catch ALL trace {}/trace note {}/ready '%r %p' pause") as job:
         job.ready(1)
         yield job
 
@@ -124,7 +122,7 @@ def test_a_process_elsewhere_neither_looks_into_a_job_nor_poses_as_one(
         with other.posing(path.with_name("4242-0.sock"), is_job=True, says=false) as said:
             for name, code in (("dsl-ps", 0), ("dsl-stacks", 1), ("dsl-attach", 2)):
                 words = [str(dsl_command.with_name(name)), *([] if name == "dsl-ps" else ["4242"])]
-                done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+                done = ran(words)
                 assert done.returncode == code, done.stderr
                 assert "false.py" not in done.stdout
                 lines = [line for line in done.stderr.splitlines() if "4242-0.sock" in line]

@@ -12,6 +12,7 @@ import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
 from tests.support.forks import HIDDEN
+from tests.support.jobs import states
 from tests.support.terminal import Terminal
 
 Open = Callable[..., AbstractContextManager[Terminal]]
@@ -71,11 +72,6 @@ def started(folder: Path, workers: int) -> list[int]:
 
 def has_gone_on(folder: Path, times: int) -> bool:
     return len(noted(folder, str(int(signal.SIGCONT)))) == times
-
-
-def states(pids: list[int]) -> set[str]:
-    found = [processes.find(pid) for pid in pids]
-    return {process.state if process else "gone" for process in found}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

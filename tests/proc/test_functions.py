@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,9 @@ import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
 from tests.support import functions
-from tests.support.jobs import TOKEN
+from tests.support.command import ran
+from tests.support.jobs import PROGRAMS, install_plug_in
+from tests.support.places import free_port
 
 from dsl.errors import DslError, ProgramNotExecutableError, ProgramNotFoundError, RendezvousError
 from dsl.functions.launcher import (
@@ -33,21 +34,11 @@ from dsl.functions.launcher import (
     launch,
 )
 
-pytestmark = pytest.mark.usefixtures("without_cloudpickle")
-PROGRAMS = Path(__file__).resolve().parent.parent / "workers"
+pytestmark = pytest.mark.usefixtures("temporary", "without_cloudpickle")
 
 
 def config(nproc_per_node: int = 2, **fields: Any) -> LaunchConfig:
     return LaunchConfig(1, 1, nproc_per_node, **{"max_restarts": 0, **fields})
-
-
-@pytest.fixture(autouse=True)
-def temp_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs keep their files."""
-    path = tmp_path / "temp"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    return path
 
 
 def fails(entrypoint: Any, *args: object, nproc_per_node: int = 2, **fields: Any) -> ChildFailedError:
@@ -105,13 +96,13 @@ def test_results_and_arguments_may_be_large() -> None:
     assert launch(functions.length, results[0]) == [size]
 
 
-def test_arguments_and_results_are_seen_by_this_user_only(temp_dir: Path) -> None:
+def test_arguments_and_results_are_seen_by_this_user_only(temporary: Path) -> None:
     secret = "5ecret-7-words"
     (seen,) = launch(functions.look_at_files, secret)
     assert seen["modes"] == {"call.pickle": 0o600}
     assert seen["folder"] & 0o077 == 0
     assert (seen["has_secret"], seen["shown"]) == (True, False)
-    assert list(temp_dir.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_worker_may_launch_workers_of_its_own() -> None:
@@ -183,8 +174,7 @@ def test_a_signal_death_is_told_as_one() -> None:
 @pytest.mark.timeout(240)  # torch is imported four times
 @pytest.mark.needs_package("torch")
 def test_the_error_handler_that_a_site_has_in_torch_hears_of_functions() -> None:
-    words = [sys.executable, str(PROGRAMS / "site_handler.py")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=200)
+    done = ran([sys.executable, str(PROGRAMS / "site_handler.py")], check=True, timeout_s=200)
     heard = [line for line in done.stderr.splitlines() if line.startswith("handler: ")]
     assert heard == [
         *("handler: begin works", "handler: success"),
@@ -205,7 +195,7 @@ def test_the_last_words_of_a_program_are_evidence() -> None:
     assert "ValueError: of a program" in str(error)
 
 
-def test_a_program_that_cannot_be_executed_is_found_before_the_start(tmp_path: Path, temp_dir: Path) -> None:
+def test_a_program_that_cannot_be_executed_is_found_before_the_start(tmp_path: Path, temporary: Path) -> None:
     """As torch has it: FileNotFoundError and PermissionError, and nothing is left."""
     assert "'no-such-program' is not on PATH" in refuses(ProgramNotFoundError, "no-such-program")
     (tmp_path / "plain").touch()
@@ -213,7 +203,7 @@ def test_a_program_that_cannot_be_executed_is_found_before_the_start(tmp_path: P
     assert said == f"program '{tmp_path}/plain' is not executable, mark it with chmod +x"
     assert issubclass(ProgramNotFoundError, FileNotFoundError)
     assert issubclass(ProgramNotExecutableError, PermissionError)
-    assert list(temp_dir.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_program_is_looked_up_on_the_path_of_the_workers(tmp_path: Path) -> None:
@@ -249,13 +239,13 @@ def test_a_result_that_is_missing_or_unreadable_is_one_line() -> None:
 
 
 @pytest.mark.guarantee("G8")
-def test_what_cannot_be_sent_is_one_line_that_says_how_to_mend_it(temp_dir: Path) -> None:
+def test_what_cannot_be_sent_is_one_line_that_says_how_to_mend_it(temporary: Path) -> None:
     text = refuses(EntrypointError, lambda: 1)
     assert "<lambda> cannot be sent to the workers: " in text
     assert "top level of a module, or install cloudpickle" in text
     assert "argument 2 of add cannot be sent" in refuses(EntrypointError, functions.add, 1, threading.Lock())
     assert "entrypoint None" in refuses(EntrypointError, None)
-    assert list(temp_dir.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_cloudpickle_sends_what_pickle_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,16 +283,16 @@ def test_the_second_attempt_starts_when_nothing_of_the_first_is_left(
     assert "starting all 2 workers again, restart 1 of 1" in caplog.text
 
 
-def test_a_cleaned_temporary_directory_does_not_take_the_restarts(temp_dir: Path) -> None:
+def test_a_cleaned_temporary_directory_does_not_take_the_restarts(temporary: Path) -> None:
     """The function and its arguments are written again."""
-    assert launch(functions.clean_and_fail_once, str(temp_dir), max_restarts=1) == [str(temp_dir)]
-    assert list(temp_dir.iterdir()) == []
+    assert launch(functions.clean_and_fail_once, str(temporary), max_restarts=1) == [str(temporary)]
+    assert list(temporary.iterdir()) == []
 
 
-def test_restarts_end(temp_dir: Path) -> None:
+def test_restarts_end(temporary: Path) -> None:
     error = fails(functions.fail_in, 0, max_restarts=2)
     assert "/attempt_2/0/" in error.failures[0].error_file
-    (run_dir,) = temp_dir.iterdir()
+    (run_dir,) = temporary.iterdir()
     files = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
     assert files == [f"attempt_{attempt}/0/error.json" for attempt in range(3)]
 
@@ -310,7 +300,7 @@ def test_restarts_end(temp_dir: Path) -> None:
 # The program that launches
 
 
-def test_many_calls_in_one_process_leave_nothing(temp_dir: Path) -> None:
+def test_many_calls_in_one_process_leave_nothing(temporary: Path) -> None:
     """Successes, failures and refusals in turn: no descriptor, thread, child or file stays."""
 
     def call(number: int) -> None:
@@ -323,7 +313,7 @@ def test_many_calls_in_one_process_leave_nothing(temp_dir: Path) -> None:
 
     def kept() -> tuple[int, int, list[Path]]:
         children = len(processes.children(os.getpid()))
-        return len(os.listdir("/proc/self/fd")), children, list(temp_dir.iterdir())
+        return len(os.listdir("/proc/self/fd")), children, list(temporary.iterdir())
 
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))
@@ -351,9 +341,7 @@ def test_the_caller_is_left_as_it_was() -> None:
         "import multiprocessing, sys; from dsl.functions.launcher import launch; launch(abs, 1);"
         "print(multiprocessing.get_start_method(allow_none=True), 'torch' in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
-    )
+    result = ran([sys.executable, "-c", code], check=True)
     assert result.stdout == "None False\n"
 
 
@@ -371,12 +359,13 @@ def test_the_callers_own_children_are_left_to_it() -> None:
         daemon.wait()
 
 
-def test_two_threads_may_launch_at_once(folder: Path) -> None:
+def test_two_threads_may_launch_at_once(tmp_path: Path) -> None:
     """Each group waits for the other's workers, so neither waits for the other's end."""
+    (tmp_path / "notes").mkdir()
     found: dict[str, Any] = {}
 
     def run(name: str) -> None:
-        found[name] = elastic_launch(config(run_id=name), functions.meet)(str(folder))
+        found[name] = elastic_launch(config(run_id=name), functions.meet)(str(tmp_path / "notes"))
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
     for thread in threads:
@@ -389,19 +378,10 @@ def test_two_threads_may_launch_at_once(folder: Path) -> None:
 
 def on_two_nodes(counts: tuple[int, int], run: Callable[[LaunchConfig], None]) -> None:
     """Call it for each of two static nodes, with so many workers, side by side."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    fields: dict[str, Any] = {"max_restarts": 0, "rdzv_backend": "static"}
+    fields["rdzv_endpoint"] = f"127.0.0.1:{free_port()}"
     nodes = [
-        LaunchConfig(
-            2,
-            2,
-            count,
-            max_restarts=0,
-            rdzv_backend="static",
-            rdzv_endpoint=f"127.0.0.1:{port}",
-            rdzv_configs={"rank": node_rank},
-        )
+        LaunchConfig(2, 2, count, rdzv_configs={"rank": node_rank}, **fields)
         for node_rank, count in enumerate(counts)
     ]
     threads = [threading.Thread(target=run, args=(node,)) for node in nodes]
@@ -434,154 +414,9 @@ def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was(
 def test_static_nodes_have_their_own_ranks_and_numbers_of_workers() -> None:
     found: dict[int, Any] = {}
     on_two_nodes((1, 3), lambda node: found.update(elastic_launch(node, functions.describe)()))
-    assert {
-        rank: (one["GROUP_RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for rank, one in found.items()
-    } == {
-        0: ("0", "0", "4"),
-        1: ("1", "0", "4"),
-        2: ("1", "1", "4"),
-        3: ("1", "2", "4"),
-    }
-
-
-# Programs of the user
-
-
-def program(name: str, *arguments: str, token: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAMS / name), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, TOKEN: token},
-    )
-
-
-def ready(folder: Path) -> Path:
-    until(lambda: len(list(folder.glob("ready*"))) == 2)
-    return folder
-
-
-def gone(token: str) -> bool:
-    return not processes.carrying(f"{TOKEN}={token}")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "notes"
-    path.mkdir()
-    return path
-
-
-def test_functions_and_classes_of_the_main_program_are_known_to_workers() -> None:
-    output, errors = program("launch_program.py", "point").communicate(timeout=20)
-    assert output == "[5, 5]\n", errors
-
-
-@pytest.mark.guarantee("G8")
-def test_a_lambda_of_the_main_program_is_refused_in_one_line() -> None:
-    _, errors = program("launch_program.py", "lambda").communicate(timeout=20)
-    assert "install cloudpickle" in errors.splitlines()[-1]
-
-
-@pytest.mark.guarantee("G8")
-def test_a_function_of_a_program_without_a_file_is_refused_in_one_line() -> None:
-    code = "from dsl.functions.launcher import launch\ndef f(): return 1\nlaunch(f)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
-    )
-    expected = "f is defined in a program that the workers cannot import; move it to a module, or install cloudpickle"
-    assert result.stderr.splitlines()[-1].endswith(f"EntrypointError: {expected}")
-
-
-@pytest.mark.guarantee("G8")
-def test_a_program_without_a_guard_does_not_start_workers_of_workers() -> None:
-    """As with multiprocessing, but said once, and where it helps."""
-    started = program("launch_unguarded.py")
-    _, errors = started.communicate(timeout=20)
-    assert started.returncode == 1
-    (last,) = [line for line in errors.splitlines() if "__main__" in line]
-    assert last == errors.splitlines()[-1]
-    assert last.startswith(f"dsl.functions.call.EntrypointError: {PROGRAMS / 'launch_unguarded.py'}:12 ")
-    assert last.endswith("every worker imports it: put that line under if __name__ == '__main__':")
-    assert errors.count("Traceback") == 1
-    assert errors.count("launcher.py") == 2, "the traceback shows frames between the call and the error"
-
-
-def test_ctrl_c_lets_the_workers_finish_and_then_raises(folder: Path) -> None:
-    job = program("launch_program.py", "polite", str(folder))
-    ready(folder)
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=20)
-    assert job.returncode == -signal.SIGINT
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert {path.name: path.read_text() for path in folder.glob("heard*")} == {"heard0": "2", "heard1": "2"}
-
-
-@pytest.mark.guarantee("G1")
-def test_deaf_workers_are_killed_after_the_grace(folder: Path, temp_dir: Path) -> None:
-    token = f"grace-{os.getpid()}-{time.monotonic_ns()}"
-    job = program("launch_program.py", "deaf", str(folder), "0.2", token=token)
-    ready(folder)
-    begin_s = time.monotonic()
-    job.send_signal(signal.SIGINT)
-    job.communicate(timeout=20)
-    assert 0.2 <= time.monotonic() - begin_s < 5
-    assert gone(token)
-    assert list(temp_dir.iterdir()) == []
-
-
-@pytest.mark.guarantee("G1")
-def test_a_second_ctrl_c_does_not_wait(folder: Path) -> None:
-    token = f"twice-{os.getpid()}-{time.monotonic_ns()}"
-    job = program("launch_program.py", "deaf", str(folder), "600", token=token)
-    ready(folder)
-    job.send_signal(signal.SIGINT)
-    until(lambda: list(folder.glob("heard*")))
-    job.send_signal(signal.SIGINT)
-    job.communicate(timeout=20)
-    assert job.returncode == -signal.SIGINT
-    assert gone(token)
-
-
-@pytest.mark.guarantee("G1", "G2")
-def test_sigterm_ends_the_workers_first_and_gives_143(folder: Path) -> None:
-    job = program("launch_program.py", "polite", str(folder))
-    ready(folder)
-    job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=20)
-    assert job.returncode == 143
-    assert {path.read_text() for path in folder.glob("heard*")} == {"15"}
-
-
-def test_sigterm_can_be_caught_as_an_exception(folder: Path) -> None:
-    job = program("launch_program.py", "caught", str(folder))
-    until(lambda: list(folder.glob("ready*")))
-    job.send_signal(signal.SIGTERM)
-    output, errors = job.communicate(timeout=20)
-    assert (job.returncode, output) == (0, "SIGTERM ended the job True True\n"), errors
-
-
-@pytest.mark.guarantee("G1")
-def test_what_a_handler_of_the_program_raises_ends_the_workers_first(folder: Path) -> None:
-    job = program("launch_program.py", "raising", str(folder))
-    ready(folder)
-    job.send_signal(signal.SIGALRM)
-    _, errors = job.communicate(timeout=20)
-    assert errors.splitlines()[-1] == "TimeoutError: too long"
-    assert [path.read_text() for path in folder.glob("heard*")] == ["15", "15"]
-
-
-@pytest.mark.guarantee("G1")
-def test_workers_do_not_outlive_a_program_that_is_killed(folder: Path) -> None:
-    """SIGKILL of the launching program."""
-    token = f"kill-{os.getpid()}-{time.monotonic_ns()}"
-    job = program("launch_program.py", "deaf", str(folder), "600", token=token)
-    ready(folder)
-    assert not gone(token)
-    job.kill()
-    job.communicate(timeout=20)
-    until(lambda: gone(token), timeout_s=10)
+    names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE")
+    places = {rank: " ".join(one[name] for name in names) for rank, one in found.items()}
+    assert places == {0: "0 0 4", 1: "1 0 4", 2: "1 1 4", 3: "1 2 4"}
 
 
 @pytest.mark.torch
@@ -600,26 +435,18 @@ class Specs:
 """
 
 
-@pytest.fixture
-def logs_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name of an installed plug-in that leaves all output on the console and gives no worker an error file."""
-    info = tmp_path / "dsl_test_answers-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dsl_test_answers\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nanswers = dsl_test_answers:Specs\n")
-    (tmp_path / "dsl_test_answers.py").write_text(ANSWERS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return "answers"
-
-
 @pytest.mark.parametrize("log_dir", [None, "logs"])
 def test_a_plug_in_for_logs_leaves_results_and_failures_where_they_are(
-    logs_specs: str, log_dir: str | None, temp_dir: Path, monkeypatch: pytest.MonkeyPatch
+    log_dir: str | None, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(temp_dir)
-    fields: dict[str, Any] = {"logs_specs": logs_specs, "log_dir": log_dir}
+    """It leaves all output on the console and gives no worker an error file."""
+    group, entry = "torchrun.logs_specs", "answers = dsl_test_answers:Specs"
+    install_plug_in(tmp_path, "dsl_test_answers", group, entry, ANSWERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(temporary)
+    fields: dict[str, Any] = {"logs_specs": "answers", "log_dir": log_dir}
     assert launch(functions.add, 1, 2, nproc_per_node=2, **fields) == [3, 4]
     error = fails(functions.fail_in, 1, **fields)
     assert set(error.failures) == {1}
     assert error.exit_code == 1
-    assert [path for path in temp_dir.iterdir() if path.name != log_dir] == []
+    assert [path for path in temporary.iterdir() if path.name != log_dir] == []

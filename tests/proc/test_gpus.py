@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import gpus
+from tests.support.command import ran
 from tests.unit.devices.record_nvml import Replay, lay
 
 from dsl.devices.nvidia import survey
@@ -26,7 +27,7 @@ def possible() -> None:
 def on_gpus(count: int, *command: str, env: Mapping[str, str] | None = None) -> str:
     line = [sys.executable, "-m", "tests.support.gpus", str(count), *command]
     environ = {**os.environ, **(env or {})}
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30, env=environ)
+    result = ran(line, env=environ)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

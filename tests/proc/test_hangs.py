@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
+from tests.support.command import ran
 from tests.support.hangs import KINDS, ODD, RANKS, WORKER, check
 from tests.support.jobs import Job, running
 from tests.support.memory import memory_limit
@@ -56,13 +57,7 @@ def hangs(pid: int, kind: str) -> bool:
 def ask(dsl: Path, job: Job) -> tuple[str, float]:
     """What `dsl-stacks` prints, and how long that takes."""
     begin = time.monotonic()
-    result = subprocess.run(
-        [str(dsl.with_name("dsl-stacks")), str(job.guard)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    result = ran([dsl.with_name("dsl-stacks"), job.guard])
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
     return result.stdout, time.monotonic() - begin
 

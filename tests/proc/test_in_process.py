@@ -1,4 +1,4 @@
-"""`dsl.run` inside of somebody's program: the functions of torch.distributed.run, by their names and in their shape."""
+"""Programs that run jobs: `dsl.run` by the names and in the shape of torch.distributed.run, and functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from tests.kit import processes
 from tests.kit.waiting import until
+from tests.support.command import ran
+from tests.support.jobs import PROGRAMS, TOKEN, started_program
 
 import dsl.launch
 import dsl.run
@@ -21,21 +25,14 @@ import dsl.runner
 from dsl.errors import OptionError, ScriptError, UnsupportedError
 from dsl.functions import ChildFailedError, LaunchConfig, elastic_launch
 
+pytestmark = pytest.mark.usefixtures("temporary", "without_cloudpickle")
+
 TELL = """
 import json, os, pathlib, sys
 names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "GIVEN")
 facts = {name: os.environ.get(name) for name in names}
 pathlib.Path(sys.argv[-1], os.environ["RANK"]).write_text(json.dumps([os.getppid(), facts, sys.argv[1:-1]]))
 """
-
-
-@pytest.fixture(autouse=True)
-def temp_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs keep their files."""
-    path = tmp_path / "temp"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    return path
 
 
 def script(folder: Path, text: str) -> str:
@@ -50,7 +47,7 @@ def told(folder: Path) -> dict[int, list[object]]:
 
 
 def test_a_launcher_that_filters_its_own_arguments_runs_a_job_in_its_own_process(
-    tmp_path: Path, temp_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """accelerate's way (1.15): known arguments, among them a list, then attributes by name, numbers as text."""
     words = ["a b", str(tmp_path)]
@@ -70,7 +67,7 @@ def test_a_launcher_that_filters_its_own_arguments_runs_a_job_in_its_own_process
         assert parent == os.getpid()
         assert (facts["RANK"], facts["WORLD_SIZE"], facts["GIVEN"]) == (str(rank), "2", "by the program")
         assert arguments == ["a b"]
-    assert not list(temp_dir.iterdir())
+    assert not list(temporary.iterdir())
 
 
 def test_a_namespace_of_torchs_own_parser_is_understood(tmp_path: Path) -> None:
@@ -102,6 +99,13 @@ def test_main_returns_to_whoever_called_it_and_leaves_the_program_as_it_was(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_command_wraps_a_rank_here_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "import os; print(os.environ['RANK'], os.environ.get('BY'))")
+    dsl.run.main(["--nproc-per-node", "2", "--wrap", "1:env BY=a", "--wrap", "0:env BY=b", path])
+    elastic_launch(LaunchConfig(1, 1, 1, wrap="0:env BY=c"), sys.executable)(path)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["0 b", "0 c", "1 a"]
+
+
 def test_it_may_be_called_from_any_thread(tmp_path: Path) -> None:
     args = dsl.run.parse_args([script(tmp_path, TELL), str(tmp_path)])
     thread = threading.Thread(target=dsl.run.run, args=[args])
@@ -124,9 +128,7 @@ def test_a_program_that_lets_a_failure_pass_ends_as_it_does_with_torch(tmp_path:
     """A traceback that ends with the failure summary, and exit code 1."""
     path = script(tmp_path, "raise SystemExit(42)")
     code = f"import dsl.run; dsl.run.main([{path!r}])"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False
-    )
+    result = ran([sys.executable, "-c", code])
     assert result.returncode == 1
     assert result.stderr.count("train.py FAILED") == 1
     assert "exitcode  : 42" in result.stderr
@@ -183,6 +185,12 @@ def test_a_variable_is_the_default_of_an_option(tmp_path: Path, monkeypatch: pyt
         (OptionError, {"training_script": "x", "signals_to_handle": "40"}, "Python has no name for 40"),
         (UnsupportedError, {"training_script": "x", "preempt_signal": "USR1"}, "use the command dslrun"),
         (UnsupportedError, {"training_script": "x", "detach": True}, "use the command dslrun"),
+        (
+            UnsupportedError,
+            {"training_script": "x", "doctor_first": True},
+            "doctor_first: a program starts its job at once",
+        ),
+        (UnsupportedError, {"training_script": "x", "doctor": True}, "use the command dslrun"),
         (ScriptError, {"training_script": "no_such.py"}, "'no_such.py' does not exist"),
     ],
 )
@@ -215,7 +223,7 @@ def test_the_runners_main_returns_after_a_job_that_ended_well(tmp_path: Path) ->
 def test_two_jobs_of_a_program_in_one_second_keep_their_logs_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsl.machine.this_process.Names.stamp", lambda _names: "20260102030405")
+    monkeypatch.setattr("dsl.machine.Names.stamp", lambda _names: "20260102030405")
     path = script(tmp_path, "import sys; print(sys.argv[-1])")
     for word in ("first", "second"):
         dsl.runner.main(["--num_gpus", "1", "--log-dir", str(tmp_path / "logs"), path, word])
@@ -288,3 +296,119 @@ pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(reads))
         os.close(slave)
     assert result.returncode == 0
     assert " ".join((tmp_path / rank).read_text() for rank in "01") + "\n" == seen
+
+
+# Programs that launch functions
+
+
+def ready(way: str, folder: Path, *rest: str) -> tuple[subprocess.Popen[str], str]:
+    """A program whose two workers have started, and the token of all that belongs to it."""
+    token = f"{way}-{os.getpid()}-{time.monotonic_ns()}"
+    job = started_program("launch_program.py", way, str(folder), *rest, token=token)
+    until(lambda: len(list(folder.glob("ready*"))) == 2)
+    return job, token
+
+
+def gone(token: str) -> bool:
+    return not processes.carrying(f"{TOKEN}={token}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "notes"
+    path.mkdir()
+    return path
+
+
+def test_functions_and_classes_of_the_main_program_are_known_to_workers() -> None:
+    output, errors = started_program("launch_program.py", "point").communicate(timeout=20)
+    assert output == "[5, 5]\n", errors
+
+
+@pytest.mark.guarantee("G8")
+def test_a_lambda_of_the_main_program_is_refused_in_one_line() -> None:
+    _, errors = started_program("launch_program.py", "lambda").communicate(timeout=20)
+    assert "install cloudpickle" in errors.splitlines()[-1]
+
+
+@pytest.mark.guarantee("G8")
+def test_a_function_of_a_program_without_a_file_is_refused_in_one_line() -> None:
+    code = "from dsl.functions.launcher import launch\ndef f(): return 1\nlaunch(f)"
+    result = ran([sys.executable, "-c", code])
+    expected = "f is defined in a program that the workers cannot import; move it to a module, or install cloudpickle"
+    assert result.stderr.splitlines()[-1].endswith(f"EntrypointError: {expected}")
+
+
+@pytest.mark.guarantee("G8")
+def test_a_program_without_a_guard_does_not_start_workers_of_workers() -> None:
+    """As with multiprocessing, but said once, and where it helps."""
+    started = started_program("launch_unguarded.py")
+    _, errors = started.communicate(timeout=20)
+    assert started.returncode == 1
+    (last,) = [line for line in errors.splitlines() if "__main__" in line]
+    assert last == errors.splitlines()[-1]
+    assert last.startswith(f"dsl.functions.call.EntrypointError: {PROGRAMS / 'launch_unguarded.py'}:12 ")
+    assert last.endswith("every worker imports it: put that line under if __name__ == '__main__':")
+    assert errors.count("Traceback") == 1
+    assert errors.count("launcher.py") == 2, "the traceback shows frames between the call and the error"
+
+
+@pytest.mark.guarantee("G1", "G2")
+@pytest.mark.parametrize(
+    "way, signum, code, heard, said",
+    [
+        ("polite", signal.SIGINT, -signal.SIGINT, "2", "KeyboardInterrupt"),
+        ("polite", signal.SIGTERM, 143, "15", None),
+        ("raising", signal.SIGALRM, 1, "15", "TimeoutError: too long"),
+    ],
+)
+def test_a_signal_lets_the_workers_finish_first(
+    way: str, signum: signal.Signals, code: int, heard: str, said: str | None, folder: Path
+) -> None:
+    """Then it raises what it raises in any program, ends it, or has the effect of the program's own handler."""
+    job, _ = ready(way, folder)
+    job.send_signal(signum)
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == code
+    assert said is None or errors.splitlines()[-1] == said
+    assert [path.read_text() for path in folder.glob("heard*")] == [heard] * 2
+
+
+@pytest.mark.guarantee("G1")
+def test_deaf_workers_are_killed_after_the_grace(folder: Path, temporary: Path) -> None:
+    job, token = ready("deaf", folder, "0.2")
+    begin_s = time.monotonic()
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    assert 0.2 <= time.monotonic() - begin_s < 5
+    assert gone(token)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.guarantee("G1")
+def test_a_second_ctrl_c_does_not_wait(folder: Path) -> None:
+    job, token = ready("deaf", folder, "600")
+    job.send_signal(signal.SIGINT)
+    until(lambda: list(folder.glob("heard*")))
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    assert job.returncode == -signal.SIGINT
+    assert gone(token)
+
+
+def test_sigterm_can_be_caught_as_an_exception(folder: Path) -> None:
+    job = started_program("launch_program.py", "caught", str(folder))
+    until(lambda: list(folder.glob("ready*")))
+    job.send_signal(signal.SIGTERM)
+    output, errors = job.communicate(timeout=20)
+    assert (job.returncode, output) == (0, "SIGTERM ended the job True True\n"), errors
+
+
+@pytest.mark.guarantee("G1")
+def test_workers_do_not_outlive_a_program_that_is_killed(folder: Path) -> None:
+    """SIGKILL of the launching program."""
+    job, token = ready("deaf", folder, "600")
+    assert not gone(token)
+    job.kill()
+    job.communicate(timeout=20)
+    until(lambda: gone(token), timeout_s=10)

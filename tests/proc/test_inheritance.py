@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.command import dsl_line
+from tests.support.command import WITH_ODD_ENTRIES, dsl_line
 from tests.support.group import Group
-from tests.support.jobs import running
+from tests.support.jobs import Helpers, running
 from tests.support.warm import Place
 
 from dsl import Stdio, WorkerSpec
@@ -40,57 +40,29 @@ def _launched(
     return [json.loads((directory / f"dump.{rank}").read_text()) for rank in range(workers)]
 
 
-INHERITED = [
-    "Uid",
-    "Gid",
-    "Groups",
-    "CapEff",
-    "NoNewPrivs",
-    "Cpus_allowed_list",
-    "Mems_allowed_list",
-    "umask",
-    "nice",
-    "limits",
-    "cwd",
-    "memory_policy",
-]
+INHERITED = (
+    *("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Cpus_allowed_list", "Mems_allowed_list"),
+    *("umask", "nice", "limits", "cwd", "memory_policy"),
+)
 
 
 def test_a_worker_gets_what_the_command_got(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    expected = _direct(testchild, tmp_path)
-    for state in _launched(dsl_command, testchild, tmp_path):
-        assert {name: state[name] for name in INHERITED} == {name: expected[name] for name in INHERITED}
-
-
-def test_signals_are_as_a_shell_leaves_them(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
     """Python ignores SIGPIPE and SIGXFSZ and the guard blocks signals: a worker must see none of that."""
-    for state in _launched(dsl_command, testchild, tmp_path):
+    expected = _direct(testchild, tmp_path)
+    states = _launched(dsl_command, testchild, tmp_path)
+    for state in states:
+        assert {name: state[name] for name in INHERITED} == {name: expected[name] for name in INHERITED}
         found = {name: state[name] for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd")}
         assert found == dict.fromkeys(found, NONE)
+        assert state["pgid"] == state["pid"]
+        assert state["parent_death_signal"] == 9
+    assert len({(state["sid"], state["ppid"]) for state in states}) == 1
+    assert states[0]["sid"] not in {state["pid"] for state in states}
 
 
 def test_an_ignored_hang_up_stays_ignored(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
     for state in _launched(dsl_command, testchild, tmp_path, ["nohup"]):
         assert (state["SigIgn"], state["SigBlk"]) == ("0000000000000001", NONE)
-
-
-def test_a_worker_leads_its_own_group_in_the_session_of_the_command(
-    dsl_command: Path, testchild: Path, tmp_path: Path
-) -> None:
-    states = _launched(dsl_command, testchild, tmp_path)
-    for state in states:
-        assert state["pgid"] == state["pid"]
-        assert state["parent_death_signal"] == 9
-    assert len({state["sid"] for state in states}) == 1
-    assert len({state["ppid"] for state in states}) == 1
-    assert states[0]["sid"] not in {state["pid"] for state in states}
-
-
-def test_only_the_standard_streams_are_open(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    """Nothing of the engine, and no stray descriptor of the caller (7 here), reaches a worker."""
-    for state in _launched(dsl_command, testchild, tmp_path, ["/bin/sh", "-c", 'exec "$0" "$@" 7</dev/null']):
-        targets = {fd: target.partition(":")[0] for fd, (target, _) in state["fds"].items()}
-        assert targets == {"0": "/dev/null", "1": "pipe", "2": "pipe"}
 
 
 def test_a_worker_that_is_alone_has_the_streams_of_the_command(
@@ -212,3 +184,132 @@ def test_a_program_that_launches_functions_keeps_its_closed_streams_closed_to_us
             assert subprocess.run(line, env=place.environ(), timeout=60, check=False).returncode == 0
             assert noted.read_text() == repr([["/dev/null"] * 3])
             noted.unlink()
+
+
+# ---- environment and arguments
+
+
+Dumps = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def dumps(helpers: Helpers, tmp_path: Path) -> Dumps:
+    """What so many workers see: ``dumps(2, "--option", environ={...}, arguments=(...))``."""
+
+    def run(
+        workers: int,
+        *options: str,
+        environ: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> list[dict[str, Any]]:
+        words = ["dump", str(tmp_path / "dump.%r"), "exit", "0", *arguments]
+        with helpers(workers, words, None, *options, environ=environ) as job:
+            assert job.wait() == 0, job.stderr()
+        return [json.loads((tmp_path / f"dump.{rank}").read_text()) for rank in range(workers)]
+
+    return run
+
+
+def _environment(dump: dict[str, Any]) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in dump["env"]]
+    names = [name for name, _, _ in pairs]
+    assert len(names) == len(set(names)), "a variable is set twice"
+    return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.guarantee("G5")
+def test_a_rank_has_its_variables_and_everything_that_is_inherited(dumps: Dumps) -> None:
+    given = {"SOME_USER_VARIABLE": "1", "OMP_NUM_THREADS": "3"}
+    for rank, dump in enumerate(dumps(3, "--master_port", "29611", environ=given)):
+        env = _environment(dump)
+        own = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_SIZE": "3",
+            "NODE_RANK": "0",
+        }
+        own |= {"CROSS_RANK": "0", "CROSS_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
+        expected = {**os.environ, **given, **own}
+        assert {name: env.get(name) for name in expected} == expected
+        added = env.keys() - expected.keys() - {"DSL_TEST_JOB", "CUDA_VISIBLE_DEVICES"}
+        assert [name for name in added if not name.startswith("DSL_")] == []
+
+
+NASTY = {
+    "JSON": '{"a": "b", "c": [1, "$HOME"]}',
+    "QUOTES": "I am 6' tall and 72\" wide",
+    "SHELL": "a;b$HOME`id` $(id) *?[x] && | > <",
+    "LINES": "one\ntwo\r\n\tthree",
+    "EMPTY": "",
+    "EQUALS": "a=b=c",
+    "UNICODE": "Grüße, 世界",
+    "LONG": "x" * 100_000,
+    "BACKSLASH": "\\n\\",
+}
+
+
+@pytest.mark.guarantee("G5")
+def test_values_and_arguments_arrive_byte_for_byte(dumps: Dumps) -> None:
+    environ = {**NASTY, "RAW": os.fsdecode(bytes(range(1, 256)))}
+    arguments = (*environ.values(), "--num_gpus", "9", "--", "-H", "--help")
+    (dump,) = dumps(1, environ=environ, arguments=arguments)
+    env = _environment(dump)
+    expected = {name: os.fsencode(value) for name, value in environ.items()}
+    assert {name: env[name].encode("latin-1") for name in environ} == expected
+    received = [word.encode("latin-1") for word in dump["argv"]]
+    assert received[-len(arguments) :] == [os.fsencode(word) for word in arguments]
+
+
+@pytest.mark.guarantee("G5")
+def test_the_local_rank_argument_goes_between_script_and_arguments(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    dump = str(tmp_path / "dump.%r")
+    line = [str(dsl_command), "--no_python", "--num_gpus", "2", str(testchild), "dump", dump]
+    with running(line, tmp_path) as job:
+        assert job.wait() == 0, job.stderr()
+    for rank in range(2):
+        argv = json.loads((tmp_path / f"dump.{rank}").read_text())["argv"]
+        assert argv == [str(testchild), f"--local_rank={rank}", "dump", dump]
+
+
+@pytest.mark.guarantee("G5")
+def test_a_python_script_runs_unbuffered_with_its_own_arguments(dsl_command: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:], sys.stdout.write_through)\n")
+    line = [str(dsl_command), "--num_gpus", "1", str(script), "--lr", "1"]
+    with running(line, tmp_path / "job") as job:
+        assert job.wait() == 0, job.stderr()
+    assert job.stdout() == "['--local_rank=0', '--lr', '1'] True\n"
+
+
+@pytest.mark.guarantee("G5")
+@pytest.mark.guarantee("G1")
+def test_every_worker_carries_the_token_of_the_job(dumps: Dumps) -> None:
+    """The token by which stray processes are found is the same for the group and new for each job."""
+    tokens: list[str] = []
+    for _ in range(2):
+        found = {_environment(dump)["DSL_JOB_ID"] for dump in dumps(2)}
+        assert len(found) == 1
+        tokens += found
+    assert tokens[0] != tokens[1]
+
+
+@pytest.mark.guarantee("G5")
+@pytest.mark.guarantee("G5")
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_entries_that_no_mapping_can_hold_arrive_as_they_are(
+    command: str, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """Variables that are set twice, and entries without a name or without a value."""
+    entries = ["TWICE=1", "=nameless", "=C:=C:\\", "no equals sign", "TWICE=2", "TWICE=1", "RANK=7", "RANK=8"]
+    words = [str(testchild), "dump", str(tmp_path / "dump.%r"), "exit", "0"]
+    line = dsl_line(dsl_command.with_name(command), 2, words)
+    with running([sys.executable, "-c", WITH_ODD_ENTRIES, "|".join(entries), *line], tmp_path / "job") as job:
+        assert job.wait() == 0, job.stderr()
+    for rank in range(2):
+        found = json.loads((tmp_path / f"dump.{rank}").read_text())["env"]
+        odd = [entry for entry in found if entry.startswith(("TWICE", "=", "no ", "RANK="))]
+        assert sorted(odd) == sorted([*entries[:6], f"RANK={rank}"])
+        assert [entry for entry in odd if entry.startswith("TWICE")] == ["TWICE=1", "TWICE=2", "TWICE=1"]

@@ -181,17 +181,8 @@ def test_a_look_costs_the_look_alone(
 def test_a_worker_may_take_the_package_away_as_its_first_act(package: Path, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text("import shutil, sys; shutil.rmtree(sys.argv[1]); raise ValueError('bad batch')")
-    command = [
-        sys.executable,
-        "-m",
-        "dsl.run",
-        "--tee",
-        "3",
-        "--max-restarts",
-        "1",
-        str(script),
-        str(package),
-    ]
+    command = [sys.executable, "-m", "dsl.run", "--tee", "3", "--max-restarts", "1", str(script)]
+    command += [str(package)]
     with running(command, tmp_path) as job:
         assert job.wait() == 1, job.stderr()
         assert "restart 1 of 1" in job.stderr()

@@ -15,7 +15,7 @@ from tests.kit.waiting import until
 from tests.support.jobs import Job, complete_lines, running
 from tests.support.warm import Place
 
-from dsl.evidence.segments import FIRST_NAMESPACE
+from dsl.evidence.reports import FIRST_NAMESPACE
 
 pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
 

@@ -1,17 +1,20 @@
-"""Agents that fork, that are stopped and that are killed, as their head sees it."""
+"""The links between head and agents, and the door by which an agent of a host begins."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.conftest import WaitUntil
+from tests.support.command import ran
 from tests.support.links import Ends, messages, until
 
 from dsl.control.hub import FdStream, Link
@@ -37,7 +40,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 hub.start()
 link.send(Said(Notice("info", str(os.getpid()))))
 signal.sigwait({signal.SIGUSR1})
-link.send(Bye(7))
+link.send(Bye())
 hub.close(5)
 os._exit(0)
 """
@@ -82,7 +85,7 @@ def test_an_agent_goes_on_in_its_child(ends: Ends, agents: list[subprocess.Popen
     assert child != agents[0].pid
     os.kill(child, signal.SIGUSR1)
     assert until(ends.head, lambda found: len(found) == 2) == [
-        (link, Bye(7)),
+        (link, Bye()),
         (link, Lost("has closed the connection")),
     ]
 
@@ -118,7 +121,7 @@ def test_an_agent_that_was_stopped_listens_before_it_gives_up_its_head(
     os.kill(child, signal.SIGCONT)
     os.kill(child, signal.SIGUSR1)
     found = until(ends.head, lambda found: len(found) == 2)
-    assert found == [(link, Bye(7)), (link, Lost("has closed the connection"))]
+    assert found == [(link, Bye()), (link, Lost("has closed the connection"))]
 
 
 # A head that says what it hears, a line each.
@@ -154,8 +157,67 @@ def test_a_head_that_was_stopped_asks_again_before_it_gives_anybody_up(wait_unti
     # It has heard nothing for longer than its patience; it would have given us up at its next look.
     until_s = time.monotonic() + 1.5
     wait_until(lambda: time.monotonic() > until_s)
-    link.send(Bye(7))
-    assert head.stdout.readline() == "Bye(code=7)\n"
+    link.send(Bye())
+    assert head.stdout.readline() == "Bye()\n"
     head.kill()
     head.communicate(timeout=10)
     ends.close()
+
+
+# Programs that start an agent for each of two hosts, and lose its key on the way.
+LOSERS = {
+    "pdsh": """
+started = [Popen(["sh", "-c", argv[-1].replace("%n", place)], stdin=PIPE) for place in "01"]
+""",
+    "mpirun": """
+del environ["DSL_CONTROL_KEY"]
+words = argv[argv.index(executable) :]
+started = [Popen(words, env={**environ, "OMPI_COMM_WORLD_RANK": place}) for place in "01"]
+""",
+}
+SHADOWS = ("socket.py", "select.py", "json.py", "threading.py", "shlex.py", "queue.py")
+
+
+@pytest.mark.parametrize("option", [(), ("-E",)])
+def test_files_of_the_user_are_no_modules_of_the_agent(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """A script's directory may hold a `socket.py`: the agent runs there, and does not import it."""
+    for name in SHADOWS:
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')\n", encoding="utf-8")
+    words = [sys.executable, *option, "-m", "dsl_launcher.node", "--stdio", "--place", "0"]
+    ended = subprocess.run(words, cwd=tmp_path, input=b"", capture_output=True, check=False)
+    assert b"wrong module" not in ended.stderr + ended.stdout
+    assert ended.stderr.startswith(b"dsl: error: ")
+    assert ended.stderr.count(b"\n") == 1
+
+
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize(
+    "launcher, program, said",
+    [
+        ("pdsh", "pdsh", "pdsh does not mark the lines of hosts with their names"),
+        ("openmpi", "mpirun", "DSL_CONTROL_KEY has not come to host "),
+    ],
+)
+def test_a_key_that_is_lost_on_the_way_is_missed_at_once_and_shown_nowhere(
+    dsl_command: Path, tmp_path: Path, launcher: str, program: str, said: str
+) -> None:
+    """The agents would call for half a minute."""
+    path = tmp_path / "bin" / program
+    path.parent.mkdir()
+    imports = (
+        "from os import environ\nfrom subprocess import PIPE, Popen\nfrom sys import argv, executable, exit\n"
+    )
+    path.write_text(
+        f"#!{sys.executable}\n{imports}{LOSERS[program]}exit(max(one.wait() for one in started))\n",
+        encoding="utf-8",
+    )
+    path.chmod(0o700)
+    (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n", encoding="utf-8")
+    (tmp_path / "t.py").touch()
+    words = [str(dsl_command), "--hostfile", "hosts", "--launcher", launcher, "--log_level", "debug", "t.py"]
+    ended = ran(
+        words, cwd=tmp_path, environ={"PATH": f"{path.parent}:{os.environ['PATH']}"}, stdin=subprocess.DEVNULL
+    )
+    assert ended.returncode == 1
+    assert said in ended.stderr
+    assert not re.search("[0-9a-f]{64}", ended.stdout + ended.stderr)

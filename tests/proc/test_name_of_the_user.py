@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.command import ran
 
 pytestmark = [pytest.mark.proc, pytest.mark.timeout(120)]
 
@@ -47,9 +48,7 @@ def run(folder: Path, *words: str | Path, on_path: bool = True) -> subprocess.Co
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     if on_path:
         env["PYTHONPATH"] = f"{folder}:{env.get('PYTHONPATH', '')}"
-    return subprocess.run(
-        list(map(str, words)), cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    return ran(words, cwd=folder, env=env)
 
 
 def said(result: subprocess.CompletedProcess[str]) -> list[str]:
@@ -104,13 +103,8 @@ def test_what_a_fork_server_imports_for_workers_is_the_users(
     for name in (*SHADOWS, "dsl.py", "dsl/__init__.py"):
         if (folder / name).exists():
             (folder / name).write_text("WHOSE = 'own'\n")
-    command = [
-        str(dsl_command.with_name("dslrun")),
-        "--start-method",
-        method,
-        "--warm-for=5",
-        "--preload=dsl",
-    ]
+    command = [str(dsl_command.with_name("dslrun")), "--start-method", method, "--warm-for=5"]
+    command += ["--preload=dsl"]
     assert said(run(folder, *command, *WAYS["dslrun"])) == OWN
 
 
@@ -157,7 +151,5 @@ def test_a_package_that_is_only_on_the_path_of_the_user_is_found_there(folder: P
         (site / name).symlink_to(Path(dsl.__file__).parent.with_name(name))
     words = [sys.executable, "-S", "-m", "dsl_launcher.run", *WAYS["dslrun"]]
     env = {**os.environ, "PYTHONPATH": f"{folder}:{site}"}
-    result = subprocess.run(
-        words, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    result = ran(words, cwd=folder, env=env)
     assert said(result) == OWN

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.waiting import until
+from tests.support.delegates import listens
 from tests.support.jobs import Job
 from tests.support.links import until as until_messages
 from tests.support.places import KEY, Nodes, a_hello, caller, free_port
@@ -24,13 +25,6 @@ from dsl.errors import ControlError, RefusedLinkError
 
 KEYED = {"DSL_JOB_KEY": KEY}
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e"
-
-
-def listens(port: int) -> bool:
-    with contextlib.suppress(ConnectionError):
-        socket.create_connection(("127.0.0.1", port), timeout=20).close()
-        return True
-    return False
 
 
 def assert_whole(nodes: Nodes, job: Job, *, environ: dict[str, str] | None = None) -> None:
@@ -106,7 +100,7 @@ def test_a_short_key_is_refused_before_anything_is_done(nodes: Nodes) -> None:
 
 def test_a_stranger_who_knows_the_run_id_alone_takes_no_place_of_a_job_with_a_key(nodes: Nodes) -> None:
     (job,) = nodes.start("--rdzv-id=known", count=2, environ=KEYED)
-    until(lambda: listens(nodes.port))
+    until(lambda: listens(f"127.0.0.1:{nodes.port}"))
     with pytest.raises(RefusedLinkError), caller(nodes.port, a_hello(run_id="known"), run_id="known"):
         pass
     run_key, _ = job_key({}, "known")  # he says that he has a key of the user, and uses the one that he knows
@@ -151,7 +145,7 @@ def test_a_node_that_does_not_fit_is_told_why_and_so_is_the_user(
     hello: object, words: str, nodes: Nodes
 ) -> None:
     (job,) = nodes.start("", count=2)
-    until(lambda: listens(nodes.port))
+    until(lambda: listens(f"127.0.0.1:{nodes.port}"))
     for _ in range(3):
         with caller(nodes.port, hello) as outer:  # type: ignore[arg-type]
             moved = outer.receive(20)
@@ -181,7 +175,7 @@ def test_a_place_that_is_taken_is_refused_and_named(nodes: Nodes) -> None:
 
 def test_what_a_node_calls_itself_cannot_write_to_the_terminal(nodes: Nodes) -> None:
     (job,) = nodes.start("", count=2)
-    until(lambda: listens(nodes.port))
+    until(lambda: listens(f"127.0.0.1:{nodes.port}"))
     hello = a_hello(host=f"odd{ESCAPES}", role=ESCAPES)
     with caller(nodes.port, hello) as outer:
         moved = outer.receive(20)
@@ -220,7 +214,7 @@ def test_a_first_node_that_is_started_again_is_found_again(nodes: Nodes) -> None
 
 def test_strangers_are_sent_away_told_of_once_and_harm_nobody(nodes: Nodes) -> None:
     (job,) = nodes.start("", count=2)
-    until(lambda: listens(nodes.port))
+    until(lambda: listens(f"127.0.0.1:{nodes.port}"))
     with contextlib.ExitStack() as stack:
 
         def call(data: bytes) -> socket.socket:
@@ -252,7 +246,7 @@ def test_strangers_are_sent_away_told_of_once_and_harm_nobody(nodes: Nodes) -> N
 def test_a_flood_at_the_agreed_port_locks_no_node_out(nodes: Nodes) -> None:
     """Somebody opens connections as fast as he can, and another one asks for a place and never takes it."""
     (job,) = nodes.start("", count=2)
-    until(lambda: listens(nodes.port))
+    until(lambda: listens(f"127.0.0.1:{nodes.port}"))
     is_over = threading.Event()
 
     def flood() -> None:
@@ -312,7 +306,7 @@ def test_the_port_is_free_for_a_worker_that_does_not_ask_to_reuse_it(nodes: Node
         "    sock.listen()\n"
     )
     (job,) = nodes.start("", count=2, program=(str(script),))
-    until(lambda: listens(nodes.port))
+    until(lambda: listens(f"127.0.0.1:{nodes.port}"))
     with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", nodes.port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         sock.recv(100)
@@ -320,13 +314,6 @@ def test_the_port_is_free_for_a_worker_that_does_not_ask_to_reuse_it(nodes: Node
         pass
     (other,) = nodes.start("", first=1, count=2, program=(str(script),))
     assert [one.wait() for one in (job, other)] == [0, 0], job.stderr()
-
-
-def test_a_port_that_is_taken_is_refused_with_its_holder(nodes: Nodes) -> None:
-    with socket.create_server(("127.0.0.1", nodes.port)):
-        (job,) = nodes.start("", count=2)
-        assert job.wait() == 2
-    assert job.stderr().startswith(f"dslrun: error: master port {nodes.port} is taken by pid {os.getpid()} (")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "localhost", "[::1]", socket.gethostname()])

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.kit.users import as_ordinary_user
 from tests.kit.waiting import until
 from tests.support.arena import Arena, arena
+from tests.support.command import ran
 from tests.support.jobs import Job, running
 
 LIMIT = 70
@@ -81,8 +81,7 @@ def wait_until_full(job: Job, folder: Path) -> None:
 
 
 def look(dsl_command: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    line = [str(dsl_command.with_name(words[0])), *words[1:]]
-    return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    return ran([dsl_command.with_name(words[0]), *words[1:]])
 
 
 @pytest.mark.root
@@ -156,25 +155,6 @@ def test_a_failure_at_the_process_limit_has_its_verdict(
         assert "failed first: exit code 1: ValueError: bad batch (worker.py:" in said
         assert (NO_THREAD in said) == bool(options), said
         assert "internal error" not in said
-
-
-@pytest.mark.root
-def test_an_ordinary_user_at_the_limit_of_processes(dsl_command: Path, tmp_path: Path) -> None:
-    """RLIMIT_NPROC does not bind root, so somebody else is the user, who looks from a shell without the limit."""
-    tmp_path.chmod(0o777)
-    (tmp_path / "job").mkdir()
-    line = line_of(dsl_command, tmp_path, [])
-    program = ["--no_local_rank", "--num_gpus=2", *line[-3:]]
-    with running(as_ordinary_user(program, tmp_path, limit=LIMIT), tmp_path / "job") as job:
-        wait_until_full(job, tmp_path)
-        until(lambda: list((tmp_path / "dsl").glob("*.sock")))
-        shell = as_ordinary_user([], tmp_path)[:-1]
-        look = "from dsl.view.tools import STACKS; raise SystemExit(STACKS.main([]))"
-        seen = subprocess.run([*shell, look], capture_output=True, text=True, check=False, timeout=60)
-        assert seen.returncode == 1
-        assert f"job {job.guard} runs on, but cannot answer: {NO_THREAD}" in seen.stderr
-        (tmp_path / "gate").touch()
-        assert job.wait() == 0, job.stderr()
 
 
 QUIET = """

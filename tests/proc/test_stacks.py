@@ -1,4 +1,4 @@
-"""What is found out about one process: its Python stack, or the kernel's view and why there is no more."""
+"""`dsl-stacks`, and ``--stacks-on-failure``: what the ranks of a job do, looked at from outside."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
-from tests.support.command import dsl_line
-from tests.support.jobs import running
-from tests.support.places import free_port
+from tests.support.command import ran
+from tests.support.jobs import Helpers, Job, running, states
+from tests.support.places import Nodes, free_port
 
 from dsl.model.observation import Look, RankStacks, RankStatus, Sight
-from dsl.view.taker import TAKE_S, take_stacks
+from dsl.view.lookout import TAKE_S, take_stacks
 
 SLEEPING = """
 import sys, threading, time
@@ -47,13 +47,8 @@ def sleeping(tmp_path: Path) -> Iterator[int]:
     ready, script = tmp_path / "ready", tmp_path / "train.py"
     script.write_text(SLEEPING)
     with started(sys.executable, str(script), str(ready), ready=ready) as pid:
-        until(lambda: is_asleep(pid))
+        until(lambda: states([pid]) == {"S"})
         yield pid
-
-
-def is_asleep(pid: int) -> bool:
-    process = processes.find(pid)
-    return process is not None and process.state == "S"
 
 
 def stacks_of(pid: int, what: Sight = "stacks") -> RankStacks:
@@ -67,34 +62,27 @@ def names(found: RankStacks) -> list[tuple[str, int]]:
 
 
 @pytest.mark.needs_package("py-spy")
-def test_a_python_process_shows_its_stack_and_its_system_call(sleeping: int) -> None:
+def test_a_python_process_shows_its_stack_and_its_system_call_and_goes_on(sleeping: int) -> None:
     found = stacks_of(sleeping)
     assert (found.pid, found.problem, found.state) == (sleeping, "", "S")
     assert names(found) == [("inner", 5), ("<module>", 6)]
     assert found.threads[0].is_main
     assert found.threads[0].call == "clock_nanosleep"
     assert found.cpu_share < 0.5
-
-
-@pytest.mark.needs_package("py-spy")
-def test_native_frames_are_shown_and_the_process_goes_on(sleeping: int) -> None:
-    found = stacks_of(sleeping, "native")
-    functions = [name for name, _ in names(found)]
-    assert functions.index("inner") > 0, found
-    assert is_asleep(sleeping)
+    functions = [name for name, _ in names(stacks_of(sleeping, "native"))]
+    assert functions.index("inner") > 0, functions
+    assert states([sleeping]) == {"S"}
 
 
 @pytest.mark.needs_package("py-spy")
 def test_a_stopped_process_shows_its_stack_and_stays_stopped(sleeping: int) -> None:
     os.kill(sleeping, signal.SIGSTOP)
-    until(lambda: not is_asleep(sleeping))
+    until(lambda: states([sleeping]) == {"T"})
     looks: tuple[Sight, ...] = ("stacks", "native")
     for what in looks:
         found = stacks_of(sleeping, what)
         assert (found.state, names(found)[0]) == ("T", ("inner", 5))
-    process = processes.find(sleeping)
-    assert process is not None
-    assert process.state == "T"
+    assert states([sleeping]) == {"T"}
 
 
 @pytest.mark.needs_package("py-spy")
@@ -103,7 +91,7 @@ def test_below_a_wrapper_the_python_process_is_looked_at(tmp_path: Path) -> None
     script.write_text(SLEEPING)
     command = f"{sys.executable} {script} {ready}; true"
     with started("/bin/sh", "-c", command, ready=ready) as pid:
-        until(lambda: all(map(is_asleep, processes.children(pid))))
+        until(lambda: states(processes.children(pid)) <= {"S"})
         found = stacks_of(pid)
         assert (found.pid, found.problem, names(found)[0]) == (pid, "", ("inner", 5))
 
@@ -118,7 +106,7 @@ def test_a_program_without_python_shows_the_view_of_the_kernel(tmp_path: Path) -
 
 def test_a_process_that_has_ended_has_no_pid() -> None:
     with subprocess.Popen(["/bin/true"]) as process:
-        until(lambda: (found := processes.find(process.pid)) is not None and found.state == "Z")
+        until(lambda: states([process.pid]) == {"Z"})
         assert stacks_of(process.pid).pid == 0
 
 
@@ -235,19 +223,12 @@ def test_the_flight_recorder_of_torch_tells_the_last_collective(tmp_path: Path) 
     assert (found.collective, found.sequence, found.process_group) == ("all_reduce", 3, "default_pg")
 
 
-def dsl_stacks(dsl: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(dsl.with_name("dsl-stacks")), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-
-
 def test_a_job_without_python_is_explained_by_the_kernel(
-    dsl_command: Path, testchild: Path, tmp_path: Path, temporary: Path
+    dsl_command: Path, temporary: Path, helpers: Helpers
 ) -> None:
-    program = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
-    with running(dsl_line(dsl_command, 2, program), tmp_path) as job:
+    with helpers(2, "note {}/ready '%r %p' pause") as job:
         pids = job.ready(2)
-        result = dsl_stacks(dsl_command, str(job.guard), "--json")
-        assert result.returncode == 0, result.stderr
+        result = ran([dsl_command.with_name("dsl-stacks"), job.guard, "--json"], check=True)
         found = json.loads(result.stdout)
         assert (found["schema"], found["missing"]) == (1, [])
         assert found["explanation"].startswith("all 2 ranks are in ")
@@ -256,10 +237,103 @@ def test_a_job_without_python_is_explained_by_the_kernel(
         assert {one["problem"] for one in ranks} == {"it is no Python process"}
 
 
-def test_without_a_job_there_is_one_line(
-    dsl_command: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+WORKER = """
+import os, sys, time
+folder, rank = sys.argv[1], os.environ["RANK"]
+def wait_for_others():
+    time.sleep(1000)
+def tell():
+    with open(f"{folder}/new-{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{folder}/new-{rank}", f"{folder}/ready-{rank}")
+tell()
+if rank != "1":
+    wait_for_others()
+while not os.path.exists(f"{folder}/fail"):
+    time.sleep(0.02)
+sys.exit(3)
+"""
+TOLD = "the others at that moment: all {} ranks are in sleep() (train.py:5)"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(WORKER)
+    return path
+
+
+def fail(folder: Path, ranks: int) -> None:
+    """Let rank 1 fail when the other ranks sleep."""
+    files = [folder / f"ready-{rank}" for rank in range(ranks)]
+    until(lambda: all(file.exists() for file in files))
+    pids = [int(file.read_text()) for rank, file in enumerate(files) if rank != 1]
+    until(lambda: states(pids) == {"S"})
+    (folder / "fail").touch()
+
+
+@contextlib.contextmanager
+def failing(dsl: Path, script: Path, *options: str) -> Iterator[Job]:
+    """A job from the moment when its rank 1 fails."""
+    line = [str(dsl), "--num_gpus", "3", "--no_local_rank", *options, str(script), str(script.parent)]
+    with running(line, script.parent / "job") as job:
+        fail(script.parent, 3)
+        yield job
+
+
+@pytest.mark.needs_package("py-spy")
+def test_the_report_says_what_the_others_did(dsl_command: Path, script: Path) -> None:
+    with failing(dsl_command, script, "--stacks-on-failure") as job:
+        assert job.wait() == 3
+    # What other jobs have in /dev/shm may cause a warning.
+    lines = [line for line in job.stderr().splitlines() if "shared memory" not in line]
+    assert lines[0].startswith("dsl: rank 1 (")
+    assert "dsl: stopped by dsl: ranks 0,2 (SIGTERM)" in lines
+    assert f"dsl: {TOLD.format(2)}" in lines
+    assert any(line.endswith(f"wait_for_others ({script}:5)") for line in lines)
+
+
+def test_without_the_option_nothing_is_looked_at(dsl_command: Path, script: Path) -> None:
+    with failing(dsl_command, script) as job:
+        assert job.wait() == 3
+    assert "at that moment" not in job.stderr()
+
+
+def test_a_look_that_hangs_delays_the_stop_by_three_seconds_at_most(
+    dsl_command: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    result = dsl_stacks(dsl_command)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "dsl-stacks: error: no job of this user runs on this machine\n"
+    with_py_spy(tmp_path, "kill -STOP $PPID\nexec sleep 60", monkeypatch)
+    with failing(dsl_command, script, "--stacks-on-failure") as job:
+        begin = time.monotonic()
+        assert job.wait() == 3
+        assert 2 < time.monotonic() - begin < 4
+    assert "gave no answer in time" in job.stderr()
+
+
+def test_a_job_with_restarts_looks_and_goes_on(dsl_command: Path, script: Path, tmp_path: Path) -> None:
+    with failing(dsl_command, script, "--stacks-on-failure", "--max-restarts", "1") as job:
+        first = (tmp_path / "ready-2").read_text()
+        until(lambda: (tmp_path / "ready-2").read_text() != first)
+        assert job.wait() == 3
+    assert job.stderr().count("failed first") >= 1
+
+
+def test_a_signal_during_the_look_ends_the_job_at_once(
+    dsl_command: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_py_spy(tmp_path, f"touch {tmp_path}/looks\nexec sleep 60", monkeypatch)
+    with failing(dsl_command, script, "--stacks-on-failure") as job:
+        until((tmp_path / "looks").exists)
+        job.process.terminate()
+        begin = time.monotonic()
+        assert job.wait() == 3
+        assert time.monotonic() - begin < 1
+
+
+@pytest.mark.needs_package("py-spy")
+def test_the_ranks_of_other_nodes_are_told(nodes: Nodes, script: Path, tmp_path: Path) -> None:
+    options = "--nproc-per-node=2 --stacks-on-failure"
+    jobs: list[Job] = nodes.start(options, options, program=(str(script), str(tmp_path)))
+    fail(tmp_path, 4)
+    assert [job.wait() for job in jobs] == [3, 3]
+    assert TOLD.format(3) in jobs[0].stderr(), jobs[0].stderr()

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from tests.kit import processes
+from tests.kit.users import as_ordinary_user
 from tests.kit.waiting import until
+from tests.support.command import ran
 from tests.support.forks import HIDDEN
 from tests.support.functions import describe
 
@@ -57,9 +59,8 @@ def script_in(folder: Path, text: str) -> str:
     return str(path)
 
 
-def run(*words: str, **given: Any) -> subprocess.CompletedProcess[str]:
-    given.setdefault("stdin", subprocess.DEVNULL if "input" not in given else None)
-    return subprocess.run(words, capture_output=True, text=True, timeout=50, check=False, **given)
+def run(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return ran(words, 50, input=text or "")
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
@@ -150,26 +151,30 @@ def warnings_of(result: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in result.stderr.splitlines() if "fork server" in line]
 
 
-def test_a_module_that_cannot_be_imported_means_executed_workers_and_one_line(
-    command: list[str], tmp_path: Path
+@pytest.mark.parametrize(
+    "disabled, preload, why",
+    [
+        ("", "decimal,no_such_module", "refused: .*no_such_module.*"),
+        ("pidfd", "decimal", "cannot be watched: this kernel has no pidfds"),
+    ],
+)
+def test_where_there_can_be_no_fork_server_workers_are_executed_and_one_line_says_why(
+    disabled: str, preload: str, why: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command[-1] = "decimal,no_such_module"
+    monkeypatch.setenv("DSL_ENGINE_DISABLE", disabled)
+    command[-1] = preload
     result = run(*command, "--max-restarts", "1", script_in(tmp_path, TELL + RESTARTS), str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert [one["forked"] for one in told(tmp_path)] == [False] * len(told(tmp_path))
     (line,) = warnings_of(result)
-    assert "warning: fork server 0 refused: " in line
-    assert "no_such_module" in line
-    assert line.endswith(": workers are executed instead")
+    assert re.search(f": fork server 0 {why}: workers are executed instead$", line)
 
 
 def test_an_interpreter_that_cannot_be_a_fork_server_executes_its_workers(
     dsl_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapper = tmp_path / "python"
-    wrapper.write_text(
-        f'#!/bin/sh\ncase "$*" in *forkserver*) exit 9;; esac\nexec {sys.executable} "$@"\n', encoding="utf-8"
-    )
+    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *forkserver*) exit 9;; esac\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(wrapper))
     words = ["--nproc-per-node", "2", "--start-method", "forkserver", "--preload", "decimal"]
@@ -178,19 +183,6 @@ def test_an_interpreter_that_cannot_be_a_fork_server_executes_its_workers(
     assert [one["forked"] for one in told(tmp_path)] == [False, False]
     (line,) = warnings_of(result)
     assert "code 9" in line
-
-
-def test_on_a_kernel_without_pidfds_the_workers_are_executed_and_one_line_says_why(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DSL_ENGINE_DISABLE", "pidfd")
-    result = run(*command, "--max-restarts", "1", script_in(tmp_path, TELL + RESTARTS), str(tmp_path))
-    assert result.returncode == 0, result.stderr
-    assert [one["forked"] for one in told(tmp_path)] == [False] * len(told(tmp_path))
-    (line,) = warnings_of(result)
-    assert line.endswith(
-        ": fork server 0 cannot be watched: this kernel has no pidfds: workers are executed instead"
-    )
 
 
 @pytest.fixture
@@ -250,33 +242,11 @@ def test_a_signal_ends_workers_and_fork_server(
     until(lambda: not processes.alive(server), 5)
 
 
-@pytest.mark.guarantee("G1")
-@pytest.mark.parametrize("victim", ["guard", "agent"])
-def test_what_kills_the_command_leaves_no_fork_server(
-    victim: str, running: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    (parent,) = {one["parent"] for one in told(tmp_path)}
-    server = processes.find(parent)
-    assert server is not None
-    pid = running.pid if victim == "guard" else server.ppid
-    os.kill(pid, signal.SIGKILL)
-    running.wait(20)
-    until(lambda: not processes.alive(server), 10)
-
-
 @pytest.mark.guarantee("G6")
 def test_input_and_output_go_where_they_always_go(command: list[str], tmp_path: Path) -> None:
     text = "import os, sys\nprint(os.environ['RANK'], sys.stdin.read())\nprint('e', file=sys.stderr)\n"
-    words = [
-        "--log-dir",
-        str(tmp_path / "logs"),
-        "--tee",
-        "3",
-        "--tag-output",
-        "never",
-        script_in(tmp_path, text),
-    ]
-    result = run(*command, *words, input="given")
+    words = ["--log-dir", str(tmp_path / "logs"), "--tee=3", "--tag-output=never", script_in(tmp_path, text)]
+    result = run(*command, *words, text="given")
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["0 given", "1 "]
     files = {path.parent.name: path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")}
@@ -328,3 +298,37 @@ def test_a_training_learns_the_same(name: str, dsl_command: Path) -> None:
     losses = [re.findall(r"^step .* loss .*$", one.stdout, re.MULTILINE) for one in results]
     assert losses[0]
     assert losses[0] == losses[1]
+
+
+LOWERED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (77, 512))
+"""
+
+
+def test_a_limit_that_an_import_has_lowered_for_good_is_the_workers(tmp_path: Path) -> None:
+    """Only root could raise it again. For others no worker started."""
+    (tmp_path / "lowered.py").write_text(LOWERED)
+    (tmp_path / "use.py").write_text(
+        "import lowered, resource, sys\n"
+        f"print(*resource.getrlimit(resource.RLIMIT_NOFILE), 'decimal' in {HIDDEN}, flush=True)\n"
+    )
+    words = ["--num_gpus", "2", "--no_local_rank", "--start-method", "forkserver"]
+    words += ["--preload", "lowered,decimal"]
+    tmp_path.chmod(0o755)
+    command = as_ordinary_user([*words, "use.py"], tmp_path)
+    result = ran(command, cwd=tmp_path)
+    assert (result.returncode, sorted(result.stdout.splitlines())) == (0, ["77 512 True"] * 2), result.stderr
+
+
+def test_where_the_working_directory_may_not_be_searched_workers_are_executed(tmp_path: Path) -> None:
+    """Whoever is executed is there already; who is forked would have to go there."""
+    closed = tmp_path / "closed"
+    closed.mkdir(0o700)
+    (tmp_path / "use.py").write_text(f"import os\nprint(os.getcwd(), 'decimal' in {HIDDEN})")
+    words = ["--num_gpus", "2", "--no_local_rank", "--start-method", "forkserver", "--preload", "decimal"]
+    tmp_path.chmod(0o755)
+    command = as_ordinary_user([*words, str(tmp_path / "use.py")], tmp_path)
+    result = ran(command, cwd=closed)
+    assert (result.returncode, result.stdout) == (0, f"{closed} False\n" * 2), result.stderr
+    assert "fork server 0 cannot be told the working directory: Permission denied" in result.stderr

@@ -16,6 +16,7 @@ import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
 from tests.support.command import dsl_line
+from tests.support.jobs import Helpers, states
 from tests.support.namespaces import unshared
 from tests.support.terminal import Terminal
 
@@ -24,9 +25,19 @@ Open = Callable[..., AbstractContextManager[Terminal]]
 pytestmark = pytest.mark.engine
 
 
-def _line(dsl: Path, testchild: Path, directory: Path, *end: str) -> list[str]:
-    words = ["trace", str(directory / "trace"), "note", str(directory / "ready"), "%p", *end]
-    return dsl_line(dsl, 2, [str(testchild), "catch", "INT,TERM,CONT,HUP,QUIT", *words])
+TRACES = "catch INT,TERM,CONT,HUP,QUIT trace {}/trace note {}/ready %p"
+"""Words of a worker that traces its signals and announces itself."""
+NAMESPACES = pytest.mark.parametrize(
+    "namespace",
+    [
+        list,
+        pytest.param(
+            lambda: unshared("--pid", "--fork", "--mount-proc", "--kill-child"), marks=pytest.mark.root
+        ),
+    ],
+    ids=["that of the shell", "a pid namespace"],
+)
+"""In another one the terminal's group has no number, so the agent cannot leave it to a worker and hears the keys, too."""
 
 
 def _pids(directory: Path) -> list[int]:
@@ -52,50 +63,45 @@ def _parent(pid: int) -> int:
     return process.ppid
 
 
-def _states(pids: list[int]) -> set[str]:
-    found = [processes.find(pid) for pid in pids]
-    return {process.state if process else "gone" for process in found}
-
-
+@NAMESPACES
 def test_a_key_reaches_each_worker_once(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    namespace: Callable[[], list[str]], terminal: Open, tmp_path: Path, helpers: Helpers
 ) -> None:
-    line = _line(dsl_command, testchild, tmp_path, "await", "INT", "1", "sleep", "100", "exit", "0")
-    with terminal(line) as screen:
+    line = helpers.line(2, f"{TRACES} await INT 1 sleep 100 exit 0")
+    with terminal([*namespace(), *line]) as screen:
         pids = _pids(tmp_path)
         screen.press(b"\x03")
         # Ctrl-C ends the command as it ends any program, so that a loop of the shell stops too ($? is 130).
-        screen.reported("ended -2")
+        screen.reported("ended -2" if namespace is list else "ended 130")
         assert screen.echo
     assert _caught(tmp_path) == Counter({(pid, signal.SIGINT): 1 for pid in pids})
 
 
 def test_the_first_ctrl_backslash_harms_no_worker_and_the_second_ends_the_job(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    terminal: Open, tmp_path: Path, helpers: Helpers
 ) -> None:
     """Also the worker that has the terminal, which gets the key itself, goes on after the first one."""
-    words = [str(testchild), "note", str(tmp_path / "ready"), "%p", "pause"]
-    with terminal(dsl_line(dsl_command, 2, words)) as screen:
+    with terminal(helpers.line(2, "note {}/ready %p pause")) as screen:
         pids = _pids(tmp_path)
         screen.press(b"\x1c")
         until(lambda: b"press it again" in screen.shown())
-        assert _states(pids) <= {"S", "R"}
+        assert states(pids) <= {"S", "R"}
         screen.press(b"\x1c")
         screen.reported("ended 131")
         assert b"failed" not in screen.shown()
-    assert _states(pids) == {"gone"}
+    assert states(pids) == {"gone"}
 
 
 @pytest.mark.guarantee("G3")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_program_that_ctrl_c_ends_at_once_has_not_failed(
-    workers: int, terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    workers: int, terminal: Open, tmp_path: Path, helpers: Helpers
 ) -> None:
     """The worker that has the terminal dies of the key itself, often before the agent hears of the key."""
     for run in range(5):
         ready = tmp_path / str(run)
-        words = [str(testchild), "note", str(ready), "%r", "pause"]
-        with terminal(dsl_line(dsl_command, workers, words)) as screen:
+        words = ["note", str(ready), "%r", "pause"]
+        with terminal(helpers.line(workers, words)) as screen:
             until(functools.partial(_has_words, ready, workers))
             screen.press(b"\x03")
             screen.reported("ended -2")
@@ -104,21 +110,13 @@ def test_a_program_that_ctrl_c_ends_at_once_has_not_failed(
 
 
 def test_a_key_does_not_count_for_a_job_that_was_started_to_ignore_it(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    terminal: Open, tmp_path: Path, helpers: Helpers
 ) -> None:
     """As behind ``&`` in a script at a terminal. A signal that is sent to the job counts."""
-    words = [
-        "catch",
-        "USR1",
-        "trace",
-        str(tmp_path / "trace"),
-        "note",
-        str(tmp_path / "ready"),
-        "%p",
-        "pause",
-    ]
     ignoring = ["/bin/sh", "-c", 'trap "" INT QUIT; exec "$@" < /dev/null', "sh"]
-    with terminal([*ignoring, *dsl_line(dsl_command, 2, [str(testchild), *words], 600)]) as screen:
+    with terminal(
+        [*ignoring, *helpers.line(2, "catch USR1 trace {}/trace note {}/ready %p pause", 600)]
+    ) as screen:
         pids = _pids(tmp_path)
         agent = _parent(pids[0])
         for key, echo in ((b"\x03", "^C"), (b"\x1c", "^\\"), (b"\x03", "^C")):
@@ -128,14 +126,13 @@ def test_a_key_does_not_count_for_a_job_that_was_started_to_ignore_it(
         until(lambda: len(_caught(tmp_path)) == len(pids))
         os.kill(_parent(agent), signal.SIGINT)
         screen.reported("ended 130")
-    assert _states(pids) == {"gone"}
+    assert states(pids) == {"gone"}
 
 
 def test_each_ctrl_c_says_what_it_does_and_what_another_one_would(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    terminal: Open, tmp_path: Path, helpers: Helpers
 ) -> None:
-    words = [str(testchild), "ignore", "INT,TERM", "note", str(tmp_path / "ready"), "%p", "pause"]
-    with terminal(dsl_line(dsl_command, 2, words, 60)) as screen:
+    with terminal(helpers.line(2, "ignore INT,TERM note {}/ready %p pause", 60)) as screen:
         _pids(tmp_path)
         screen.press(b"\x03")
         until(lambda: b"stopping 2 workers (grace 60 s, a second Ctrl-C kills at once)" in screen.shown())
@@ -145,10 +142,8 @@ def test_each_ctrl_c_says_what_it_does_and_what_another_one_would(
         assert b"dsl: killing 2 workers still alive" in screen.shown()[again:]
 
 
-def test_ctrl_z_stops_everything_and_fg_goes_on(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
-) -> None:
-    line = _line(dsl_command, testchild, tmp_path, "await", "CONT", "2", "exit", "0")
+def test_ctrl_z_stops_everything_and_fg_goes_on(terminal: Open, tmp_path: Path, helpers: Helpers) -> None:
+    line = helpers.line(2, f"{TRACES} await CONT 2 exit 0")
     with terminal(line) as screen:
         pids = _pids(tmp_path)
         for _ in range(2):
@@ -159,26 +154,26 @@ def test_ctrl_z_stops_everything_and_fg_goes_on(
 
 
 def _suspend(screen: Terminal, pids: list[int]) -> None:
-    until(lambda: _states(pids) == {"S"})
+    until(lambda: states(pids) == {"S"})
     screen.press(b"\x1a")
     screen.reported("stopped")
-    until(lambda: _states(pids) == {"T"})
+    until(lambda: states(pids) == {"T"})
 
 
 @pytest.mark.parametrize(
     "words", [(), ("/bin/sh", "-c", '"$@"; exit $?', "sh")], ids=["alone", "of-a-script"]
 )
 def test_where_no_shell_could_continue_the_job_ctrl_z_does_not_stop_it(
-    words: tuple[str, ...], dsl_command: Path, testchild: Path, tmp_path: Path
+    words: tuple[str, ...], tmp_path: Path, helpers: Helpers
 ) -> None:
     """As under ``ssh -t host dsl`` or in a container: no program stops there."""
-    line = [*words, *_line(dsl_command, testchild, tmp_path, "await", "CONT", "1", "exit", "0")]
+    line = [*words, *helpers.line(2, f"{TRACES} await CONT 1 exit 0")]
     command, keyboard = pty.fork()
     if command == 0:
         os.execv(line[0], line)
     try:
         pids = _pids(tmp_path)
-        until(lambda: _states(pids) == {"S"})
+        until(lambda: states(pids) == {"S"})
         os.write(keyboard, b"\x1a")
         until(lambda: (process := processes.find(command)) is None or process.state == "Z")
     finally:
@@ -189,30 +184,15 @@ def test_where_no_shell_could_continue_the_job_ctrl_z_does_not_stop_it(
 
 
 def test_a_suspended_job_can_be_interrupted_once_it_is_back(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+    terminal: Open, tmp_path: Path, helpers: Helpers
 ) -> None:
-    with terminal(_line(dsl_command, testchild, tmp_path, "await", "INT", "1", "exit", "0")) as screen:
+    with terminal(helpers.line(2, f"{TRACES} await INT 1 exit 0")) as screen:
         pids = _pids(tmp_path)
         _suspend(screen, pids)
         screen.resume()
-        until(lambda: _states(pids) == {"S"})
+        until(lambda: states(pids) == {"S"})
         screen.press(b"\x03")
         screen.reported("ended -2")
-
-
-@pytest.mark.guarantee("G1")
-def test_a_terminal_that_hangs_up_ends_the_job(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
-) -> None:
-    """Closing the window sends SIGHUP to the command only; its workers must end all the same."""
-    with terminal(_line(dsl_command, testchild, tmp_path, "await", "HUP", "1", "exit", "0")) as screen:
-        pids = _pids(tmp_path)
-        found = [processes.find(pid) for pid in pids]
-        screen.hang_up()
-        until(lambda: not any(process and processes.alive(process) for process in found))
-    # The kernel also continues whoever is in the foreground, as the worker that reads the terminal is.
-    assert {number for _, number in _caught(tmp_path)} - {signal.SIGCONT} == {signal.SIGHUP}
-    assert _hang_ups(tmp_path, pids) == [1, 1]
 
 
 # It passes SIGHUP on to its child, the foreground group's first process, alone.
@@ -230,12 +210,6 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def _hang_ups(directory: Path, pids: list[int]) -> list[int]:
-    """How often each worker has heard that the terminal has gone away."""
-    caught = _caught(directory)
-    return [caught[pid, signal.SIGHUP] for pid in pids]
-
-
 @pytest.mark.guarantee("G1")
 @pytest.mark.parametrize(
     "words, most",
@@ -249,12 +223,12 @@ def _hang_ups(directory: Path, pids: list[int]) -> list[int]:
     ids=["alone", "of-a-script", "of-an-init", "of-a-shell"],
 )
 def test_a_hang_up_reaches_every_worker_whoever_leads_the_session(
-    words: tuple[str, ...], most: int, dsl_command: Path, testchild: Path, tmp_path: Path
+    words: tuple[str, ...], most: int, tmp_path: Path, helpers: Helpers
 ) -> None:
     """Alone is ``ssh -t host dsl``, ``tmux new-session dsl``, ``docker run -it``: the kernel tells the leader only."""
     line = [
         *words,
-        *_line(dsl_command, testchild, tmp_path, "await", "HUP", "1", "sleep", "100", "exit", "0"),
+        *helpers.line(2, f"{TRACES} await HUP 1 sleep 100 exit 0"),
     ]
     leader, keyboard = pty.fork()
     if leader == 0:
@@ -266,16 +240,17 @@ def test_a_hang_up_reaches_every_worker_whoever_leads_the_session(
         os.close(keyboard)
     until(lambda: not any(process and processes.alive(process) for process in found))
     os.waitpid(leader, 0)
-    assert all(1 <= times <= most for times in _hang_ups(tmp_path, pids)), _caught(tmp_path)
+    caught = _caught(tmp_path)
+    assert all(1 <= caught[pid, signal.SIGHUP] <= most for pid in pids), caught
 
 
 @pytest.mark.guarantee("G2", "G3")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_job_ends_with_its_code_and_its_verdict(
-    workers: int, terminal: Open, dsl_command: Path, testchild: Path
+    workers: int, terminal: Open, helpers: Helpers
 ) -> None:
     """Whatever the terminal does to those that write to it from the background."""
-    with terminal(dsl_line(dsl_command, workers, [str(testchild), "exit", "7"], 1.0)) as screen:
+    with terminal(helpers.line(workers, "exit 7", 1.0)) as screen:
         screen.reported("ended 7")
         assert b": exit code 7" in screen.shown()
 
@@ -283,21 +258,10 @@ def test_a_failing_job_ends_with_its_code_and_its_verdict(
 def test_a_failed_job_is_started_again(
     terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    words = [
-        str(testchild),
-        "only",
-        "0",
-        "[",
-        "note",
-        str(tmp_path / "ready"),
-        "%r",
-        "exit",
-        "7",
-        "]",
-        "pause",
-    ]
-    own = ["--no-python", "--nproc-per-node=2", "--max-restarts=1"]
-    with terminal([str(dsl_command.with_name("dslrun")), *own, *words]) as screen:
+    words = [str(testchild), "only", "0", "[", "note", str(tmp_path / "ready"), "%r", "exit", "7", "]"]
+    words += ["pause"]
+    line = dsl_line(dsl_command.with_name("dslrun"), 2, words, None, "--max-restarts=1")
+    with terminal(line) as screen:
         screen.reported("ended 7")
         assert b"restart 1 of 1" in screen.shown()
     assert (tmp_path / "ready").read_text().split() == ["0", "0"]
@@ -305,11 +269,10 @@ def test_a_failed_job_is_started_again(
 
 @pytest.mark.parametrize("stdin", ["none", ""])
 def test_a_lone_worker_that_writes_to_the_terminal_is_treated_as_without_us(
-    stdin: str, terminal: Open, dsl_command: Path, testchild: Path
+    stdin: str, terminal: Open, helpers: Helpers
 ) -> None:
     """In the foreground it goes on; a background job stops if the terminal says so, and the shell learns of it."""
-    line = dsl_line(dsl_command, 1, [str(testchild), "say", "hello", "exit", "7"], None, f"--stdin={stdin}")
-    with terminal(line) as screen:
+    with terminal(helpers.line(1, "say hello exit 7", None, f"--stdin={stdin}")) as screen:
         if screen.is_in_background:
             screen.reported("stopped")
             assert screen.shown() == b""
@@ -318,40 +281,12 @@ def test_a_lone_worker_that_writes_to_the_terminal_is_treated_as_without_us(
         assert b"hello" in screen.shown()
 
 
+@NAMESPACES
 def test_a_lone_worker_that_reads_the_terminal_is_treated_as_without_us(
-    terminal: Open, dsl_command: Path
+    namespace: Callable[[], list[str]], terminal: Open, dsl_command: Path
 ) -> None:
     line = dsl_line(dsl_command, 1, ["/bin/sh", "-c", 'read line && test "$line" = word && exit 7'])
-    with terminal(line) as screen:
-        if screen.is_in_background:
-            screen.reported("stopped")
-        screen.press(b"word\n")
-        screen.reported("ended 7")
-
-
-def _in_a_pid_namespace(line: list[str]) -> list[str]:
-    return [*unshared("--pid", "--fork", "--mount-proc", "--kill-child"), *line]
-
-
-@pytest.mark.root
-def test_in_a_pid_namespace_of_its_own_a_key_reaches_each_worker_once(
-    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
-) -> None:
-    """The terminal's group has no number there, so the agent cannot leave it to a worker and hears the keys, too."""
-    line = _line(dsl_command, testchild, tmp_path, "await", "INT", "1", "sleep", "300", "exit", "0")
-    with terminal(_in_a_pid_namespace(line)) as screen:
-        pids = _pids(tmp_path)
-        screen.press(b"\x03")
-        screen.reported("ended 130")
-    assert _caught(tmp_path) == Counter({(pid, signal.SIGINT): 1 for pid in pids})
-
-
-@pytest.mark.root
-def test_in_a_pid_namespace_of_its_own_a_lone_worker_reads_the_terminal(
-    terminal: Open, dsl_command: Path
-) -> None:
-    line = dsl_line(dsl_command, 1, ["/bin/sh", "-c", 'read line && test "$line" = word && exit 7'])
-    with terminal(_in_a_pid_namespace(line)) as screen:
+    with terminal([*namespace(), *line]) as screen:
         if screen.is_in_background:
             screen.reported("stopped")
         screen.press(b"word\n")

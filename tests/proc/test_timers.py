@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.waiting import until
-from tests.support.jobs import running
+from tests.support.command import ran
+from tests.support.jobs import is_still, running
 
 from dsl.agent import timers
 
@@ -23,11 +24,6 @@ def temporary(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for temporary files that is this test's own, and timers that are asked for."""
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     return temporary
-
-
-def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    """The command to its end."""
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
 
 
 # A client as torch's is: it opens the FIFO without waiting, writes one line and closes it.
@@ -53,9 +49,24 @@ def a_client(folder: Path, text: str) -> Path:
     return path
 
 
+Clients = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def clients(dslrun: Path, tmp_path: Path, temporary: Path) -> Clients:
+    """Runs a job of so many clients that do this: ``clients(2, text, "--option", words=[...])``."""
+
+    def run(
+        workers: int, text: str, *options: str, words: Sequence[object] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        return ran([dslrun, f"--nproc-per-node={workers}", *options, a_client(tmp_path, text), *words])
+
+    return run
+
+
 @pytest.mark.guarantee("G3")
 def test_a_worker_that_overstays_is_ended_and_the_verdict_names_the_timer(
-    dslrun: Path, tmp_path: Path, temporary: Path
+    dslrun: Path, temporary: Path, clients: Clients
 ) -> None:
     """Torchrun kills itself, too, by the same signal."""
     text = """
@@ -65,7 +76,7 @@ if rank == 1:
 signal.pause()
 """
     begin_s = time.monotonic()
-    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text)])
+    result = clients(2, text)
     assert result.returncode == 137, result.stderr
     assert time.monotonic() - begin_s < 20
     cause = next(line for line in result.stderr.splitlines() if " failed first: " in line)
@@ -75,7 +86,7 @@ signal.pause()
 
 
 def test_a_timer_that_is_released_or_replaced_or_not_over_ends_nobody(
-    dslrun: Path, tmp_path: Path, temporary: Path
+    temporary: Path, clients: Clients
 ) -> None:
     text = """
 acquire("a", 0.4)
@@ -84,15 +95,13 @@ acquire("b", 0.4)
 acquire("b", 60)
 time.sleep(1)
 """
-    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text)])
+    result = clients(2, text)
     assert result.returncode == 0, result.stderr
     assert "timer" not in result.stderr
     assert list(temporary.iterdir()) == []
 
 
-def test_the_next_attempt_has_no_timers_of_the_last_one(
-    dslrun: Path, tmp_path: Path, temporary: Path
-) -> None:
+def test_the_next_attempt_has_no_timers_of_the_last_one(clients: Clients) -> None:
     text = """
 if attempt == 0:
     acquire("left", 1)
@@ -103,13 +112,11 @@ acquire("own", 60)
 time.sleep(1.5)
 release("own")
 """
-    result = run([dslrun, "--nproc-per-node=2", "--max-restarts=1", a_client(tmp_path, text)])
+    result = clients(2, text, "--max-restarts=1")
     assert result.returncode == 0, result.stderr
 
 
-def test_the_signal_is_the_clients_and_without_one_nobody_is_ended(
-    dslrun: Path, tmp_path: Path, temporary: Path
-) -> None:
+def test_the_signal_is_the_clients_and_without_one_nobody_is_ended(clients: Clients) -> None:
     text = """
 got = []
 signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
@@ -119,16 +126,14 @@ acquire("mine", 0.1, int(signal.SIGUSR2))
 while not got:
     time.sleep(0.01)
 """
-    result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)])
+    result = clients(1, text)
     assert result.returncode == 0, result.stderr
     assert "'none' of process" in result.stderr
     assert "sent SIGUSR2 to it" in result.stderr
 
 
 @pytest.mark.guarantee("G1")
-def test_a_process_below_a_worker_may_take_timers_and_a_stranger_is_never_signalled(
-    dslrun: Path, tmp_path: Path, temporary: Path
-) -> None:
+def test_a_process_below_a_worker_may_take_timers_and_a_stranger_is_never_signalled(clients: Clients) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
         text = f"""
@@ -142,7 +147,7 @@ acquire("agent", 0.1, 9, os.getppid())
 acquire("init", 0.1, 9, 1)
 assert os.waitpid(child, 0)[1] == 9
 """
-        result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)])
+        result = clients(1, text)
         assert result.returncode == 0, result.stderr
         assert "the timer 'child' of process" in result.stderr
         assert stranger.poll() is None
@@ -164,7 +169,7 @@ def test_in_a_proc_of_another_pid_namespace_nobody_is_found(monkeypatch: pytest.
             child.kill()
 
 
-def test_nonsense_in_the_fifo_is_passed_over(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
+def test_nonsense_in_the_fifo_is_passed_over(clients: Clients) -> None:
     text = r"""
 fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
 for line in (b"{", b"[]", b"{}", b"\xff", b'{"pid": 1e3}', b"[" * 4000, b'{"pid": -1, "scope_id": "x",'
@@ -173,13 +178,13 @@ for line in (b"{", b"[]", b"{}", b"\xff", b'{"pid": 1e3}', b"[" * 4000, b'{"pid"
 acquire("last", 0.2)
 signal.pause()
 """
-    result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)])
+    result = clients(1, text)
     assert result.returncode == 137, result.stderr
     assert "its timer 'last' had expired" in result.stderr
 
 
 def test_workers_that_are_stopped_have_their_grace_whatever_their_timers_say(
-    dslrun: Path, tmp_path: Path, temporary: Path
+    tmp_path: Path, clients: Clients
 ) -> None:
     text = """
 def save(*_):
@@ -195,13 +200,13 @@ acquire("step", 1)
 open(sys.argv[1] + ".acquired", "w").close()
 signal.pause()
 """
-    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text), tmp_path / "saved"])
+    result = clients(2, text, words=[tmp_path / "saved"])
     assert result.returncode == 3, result.stderr
     assert (tmp_path / "saved").exists()
 
 
 def test_the_fifo_lies_where_the_environment_says(
-    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    dslrun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: Clients
 ) -> None:
     path = tmp_path / "mine"
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(path))
@@ -211,17 +216,17 @@ assert os.environ["TORCHELASTIC_TIMER_FILE"] == sys.argv[1]
 acquire("x", 0.1)
 signal.pause()
 """
-    assert run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text), path]).returncode == 137
+    assert clients(1, text, words=[path]).returncode == 137
     assert not path.exists()
     path.write_text("of the user")
-    result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text), path])
+    result = clients(1, text, words=[path])
     assert result.returncode != 0
     assert f"dslrun: error: cannot make the timer file {path}: File exists" in result.stderr
     assert path.read_text() == "of the user"
 
 
 def test_the_workers_of_a_launch_below_another_are_served_by_that(
-    dslrun: Path, tmp_path: Path, temporary: Path
+    dslrun: Path, tmp_path: Path, temporary: Path, clients: Clients
 ) -> None:
     text = f"""
 gate = {str(tmp_path / "gate")!r}
@@ -236,18 +241,16 @@ else:
     acquire("beside", 0.2)
 signal.pause()
 """
-    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text), "above"])
+    result = clients(2, text, words=["above"])
     assert result.returncode == 137, result.stderr
     assert "dslrun: the timer 'beside' of process" in result.stderr
     assert list(temporary.rglob("watchdog*")) == []
 
 
-def test_without_the_switch_there_are_no_timers(
-    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_switch_there_are_no_timers(monkeypatch: pytest.MonkeyPatch, clients: Clients) -> None:
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "true")  # torch wants a 1
     text = 'assert "TORCHELASTIC_TIMER_FILE" not in os.environ'
-    assert run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)]).returncode == 0
+    assert clients(1, text).returncode == 0
 
 
 def test_a_killed_agent_leaves_no_fifo(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
@@ -262,7 +265,6 @@ def test_a_killed_agent_leaves_no_fifo(dslrun: Path, tmp_path: Path, temporary: 
 
 @pytest.mark.engine
 def test_nobody_wakes_up_for_a_timer_that_is_far_away(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
-    from tests.kit import processes
 
     text = """
 acquire("far", 3600)
@@ -272,14 +274,7 @@ time.sleep(600)
     command = [str(dslrun), "--nproc-per-node=1", str(a_client(tmp_path, text)), str(tmp_path / "ready")]
     with running(command, tmp_path) as job:
         job.ready(1)
-        agent = job.agent()
-
-        def is_still() -> bool:
-            before = processes.processor_ns(agent, None)
-            time.sleep(0.3)
-            return processes.processor_ns(agent, None) == before
-
-        until(is_still)
+        until(lambda: is_still(job.agent(), look_s=0.3))
 
 
 TORCHS = """
@@ -297,7 +292,7 @@ with timer.expires(after=0.5, scope="too short"):
 def test_the_client_of_torch_is_served(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
     script = tmp_path / "torchs.py"
     script.write_text(TORCHS, encoding="utf-8")
-    result = run([dslrun, "--nproc-per-node=1", script])
+    result = ran([dslrun, "--nproc-per-node=1", script])
     assert result.returncode == 137, result.stderr
     assert "its timer 'too short' had expired" in result.stderr
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.kit.debugger import Debugger
+from tests.kit.debugger import ANSWER_S, Debugger
 from tests.kit.waiting import until
-
-from dsl.machine.this_process import port_is_free
+from tests.support.command import ran
 
 pytestmark = [pytest.mark.proc, pytest.mark.timeout(90)]
 
@@ -48,15 +47,7 @@ def words_of(command: str, *, is_module: bool, options: Sequence[str] = ()) -> l
 
 
 def run(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return ran([sys.executable, *words], cwd=folder, environ=env or {})
 
 
 def said(output: str) -> list[str]:
@@ -74,14 +65,19 @@ def test_an_editor_that_runs_a_command_stops_each_rank_at_a_breakpoint(
     command: str, *, is_module: bool, folder: Path
 ) -> None:
     """What an editor does with `"module": "dsl.run"`: the adapter tells it of each rank, and it attaches."""
-    port = next(one for one in range(20000 + os.getpid() % 10000, 65000) if port_is_free(one))
     path = str(folder / ("package/train.py" if is_module else "train.py"))
     module, *args = words_of(command, is_module=is_module)
+    # An adapter whose first client comes before it has written this file (debugpy 1.8.22) accepts no other client.
+    endpoints = folder / "endpoints"
     adapter = subprocess.Popen(
-        [sys.executable, "-m", "debugpy.adapter", "--port", str(port)], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "debugpy.adapter", "--port", "0"],
+        env={**os.environ, "DEBUGPY_ADAPTER_ENDPOINTS": str(endpoints)},
+        stderr=subprocess.DEVNULL,
     )
     with adapter, contextlib.ExitStack() as stack:
         stack.callback(adapter.terminate)
+        until(lambda: endpoints.exists() and endpoints.read_text().endswith("\n"), ANSWER_S)
+        port = json.loads(endpoints.read_text())["client"]["port"]
         launcher = stack.enter_context(Debugger(port))
         launcher.attach(
             path, LINE, "launch", module=module, args=args, cwd=str(folder), console="internalConsole"

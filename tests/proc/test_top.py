@@ -15,11 +15,12 @@ import pyte
 import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
-from tests.support.command import dsl_line
-from tests.support.jobs import Job, running
+from tests.support.command import ran
+from tests.support.jobs import Helpers, Job, running
 from tests.support.places import Nodes
 from tests.support.terminal import Terminal, terminal
 
+from dsl.machine import find_sockets
 from dsl.model.codec import Lines, to_line
 from dsl.model.observation import (
     Frame,
@@ -186,20 +187,13 @@ def test_the_screen(fake: FakeJob, top: str, columns: int, rows: int) -> None:
     """To record it anew: remove the file, run the test, look at the new file."""
     with on_screen(top, columns, rows) as keyboard:
         found = settled(Screen(keyboard, columns, rows)) + "\n"
+        assert b"owned" not in keyboard.shown(), "no sequence of a worker reaches the terminal"
     path = SCREENS / f"top_{columns}x{rows}.txt"
     if not path.exists():
         SCREENS.mkdir(exist_ok=True)
         path.write_text(found)
         pytest.fail(f"{path.name} was recorded")
     assert found == path.read_text()
-
-
-@pytest.mark.needs_package("textual")
-def test_no_sequence_of_a_worker_reaches_the_terminal(fake: FakeJob, top: str) -> None:
-    with on_screen(top, 120, 40) as keyboard:
-        screen = Screen(keyboard, 120, 40)
-        assert "step 12 loss nan" in settled(screen)
-        assert b"owned" not in keyboard.shown()
 
 
 @pytest.mark.needs_package("textual")
@@ -327,7 +321,7 @@ def test_without_colours_there_are_none(fake: FakeJob, top: str, monkeypatch: py
 
 
 def test_without_a_terminal_one_table_is_printed(fake: FakeJob, top: str) -> None:
-    done = subprocess.run([top, "4242"], capture_output=True, text=True, timeout=20, check=True)
+    done = ran([top, "4242"], check=True)
     about, total, title, *rows = done.stdout.splitlines()
     assert "16 ranks on 2 nodes, restarts 2: dsl train.py --config a.yaml" in about
     assert total.startswith("14 running, 1 device wait, 1 no process, ")
@@ -338,7 +332,7 @@ def test_without_a_terminal_one_table_is_printed(fake: FakeJob, top: str) -> Non
 
 
 def test_a_job_that_does_not_exist_is_one_line(top: str) -> None:
-    done = subprocess.run([top, "1"], capture_output=True, text=True, timeout=20, check=False)
+    done = ran([top, "1"])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "dsl-top: error: no job of this user runs on this machine\n"
 
@@ -358,9 +352,10 @@ def test_without_textual_one_line_says_how_to_get_it(
 
 
 @pytest.fixture
-def job(dsl_command: Path, testchild: Path, tmp_path: Path) -> Iterator[Job]:
-    program = [str(testchild), "say", "the only line", "note", str(tmp_path / "ready"), "%r %p", "pause"]
-    line = dsl_line(dsl_command, 3, program, None, "--log-dir", str(tmp_path / "logs"))
+def job(tmp_path: Path, helpers: Helpers) -> Iterator[Job]:
+    line = helpers.line(
+        3, "say 'the only line' note {}/ready '%r %p' pause", None, "--log-dir", str(tmp_path / "logs")
+    )
     with running(line, tmp_path) as job:
         job.ready(3)
         yield job
@@ -388,32 +383,36 @@ def test_a_rank_of_a_real_job_gets_a_signal_and_shows_its_log(job: Job, top: str
 
 
 def test_the_last_lines_of_workers_are_known_once_somebody_looks(
-    dsl_command: Path, testchild: Path, tmp_path: Path, top: str
+    tmp_path: Path, top: str, helpers: Helpers
 ) -> None:
-    program = [str(testchild), "catch", "USR1", "note", str(tmp_path / "ready"), "%r %p"]
-    program += ["await", "USR1", "1", "say", "after the signal", "pause"]
-    line = dsl_line(dsl_command, 2, program, None, "--tag-output", "always")
+    line = helpers.line(
+        2,
+        "catch USR1 note {}/ready '%r %p' await USR1 1 say 'after the signal' pause",
+        None,
+        "--tag-output",
+        "always",
+    )
     with running(line, tmp_path) as job:
         pids = job.ready(2)
         until(lambda: subprocess.run([top], capture_output=True, timeout=20, check=False).returncode == 0)
         os.kill(pids["1"], signal.SIGUSR1)
 
         def said() -> list[str]:
-            done = subprocess.run([top], capture_output=True, text=True, timeout=20, check=True)
+            done = ran([top], check=True)
             return [row.partition("  after")[2] for row in done.stdout.splitlines()[3:]]
 
         until(lambda: said() == ["", " the signal"], 20)
 
 
 def test_a_rank_of_another_node_says_its_line_and_gets_its_signal(
-    nodes: Nodes, testchild: Path, tmp_path: Path, folder: Path
+    nodes: Nodes, testchild: Path, tmp_path: Path
 ) -> None:
     ready = tmp_path / "ready"
     words = [str(testchild), "catch", "USR1", "note", str(ready), "%r %p", "await", "USR1", "1"]
     words += ["say", "it came", "pause"]
     nodes.start(*["--nproc-per-node=2 --tag-output=always"] * 2, program=["--no-python", *words])
     until(lambda: ready.exists() and len(ready.read_text().splitlines()) == 4, 20)
-    until(lambda: folder.exists() and len(os.listdir(folder)) == 2)
+    until(lambda: len(find_sockets(".sock")) == 2)
     job, part = sorted(running_jobs(), key=lambda one: not one.view.is_whole)
     part.close()
     before, _ = job.look("status")

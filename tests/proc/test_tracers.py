@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.kit import processes
 from tests.kit.waiting import until
 from tests.support.fork_server import server, server_pids
 from tests.support.group import Group
+from tests.support.jobs import states
 
 from dsl import ForkServerLost, Stdio, WorkerSpec
 from dsl._core import kernel_interfaces
@@ -49,11 +49,6 @@ os.waitpid(pid, WALL)
 """
 
 
-def is_zombie(pid: int) -> bool:
-    process = processes.find(pid)
-    return process is not None and process.state == "Z"
-
-
 def cpu_s(pid: int) -> float:
     """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -83,7 +78,7 @@ def test_a_worker_that_dies_is_collected_when_its_tracer_is_done_with_it(
             assert tracer.stdout is not None
             assert tracer.stdout.readline() == "seized\n"
             os.close(release)
-            until(lambda: is_zombie(pid))
+            until(lambda: states([pid]) == {"Z"})
             other.touch()
             # This death comes behind the other one: that has been seen then.
             group.until(lambda group: 1 in group.exits())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.waiting import until
+from tests.support.command import ran
 from tests.support.namespaces import unshared
 from tests.support.places import free_port
 from tests.support.terminal import terminal as a_terminal
@@ -45,8 +46,7 @@ def said(command: list[object], folder: Path, text: str = SCRIPT, *words: str) -
     """What a failing job of two says on stderr."""
     script = folder / "train.py"
     script.write_text(text)
-    line = [*map(str, command), str(script), *words]
-    result = subprocess.run(line, capture_output=True, text=True, timeout=25, check=False, cwd=folder)
+    result = ran([*map(str, command), str(script), *words], cwd=folder)
     assert result.returncode == 1
     return result.stderr
 
@@ -146,8 +146,7 @@ def test_a_full_disk_is_named_and_the_last_words_have_room_that_was_taken_before
     script = f'mount -t tmpfs -o size=256k none {logs} || exit 99; {fill}exec "$@"'
     count = "--num_gpus=2" if name == "dsl" else "--nproc-per-node=2"
     own = [str(dsl_command.with_name(name)), count, "--redirects", "3", "--log-dir", str(logs), "train.py"]
-    command = [*unshared("--mount"), "/bin/sh", "-c", script, "sh", *own, str(logs)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False, cwd=tmp_path)
+    result = ran([*unshared("--mount"), "/bin/sh", "-c", script, "sh", *own, str(logs)], cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     said = r"/attempt_0/1/stderr\.log may lack its last words: No space left on device, make room on its disk"
     assert re.search(said, result.stderr), result.stderr
@@ -203,9 +202,13 @@ def test_what_has_gone_off_the_screen_is_quoted(
     assert "failed first: exit code 1" in lines[-2]
 
 
+# The signal comes at the same line in each rank.
 INTERRUPTED = """
-import os, time
-open("ready" + os.environ["RANK"], "w").close(), time.sleep(1000)
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+open("ready" + os.environ["RANK"], "w").close()
+signal.sigwait([signal.SIGINT])
+signal.default_int_handler(signal.SIGINT, None)
 """
 
 

@@ -1,4 +1,4 @@
-"""Views into a running job: who may look, what they see, and that looking harms no job."""
+"""Views into a running job, and its output for those who attach: who may look, what they see, and no harm to the job."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.kit.waiting import until
-from tests.support.command import dsl_line
-from tests.support.jobs import Job, running
+from tests.support.command import dsl_line, ran
+from tests.support.jobs import Helpers, Job, running
 from tests.support.terminal import terminal
 
 from dsl.errors import DslError
+from dsl.machine import find_sockets
 from dsl.model.observation import NodeStatus
 from dsl.view import jobs
 from dsl.view.jobs import RunningJob, call_jobs, find_job, running_jobs
@@ -34,6 +34,7 @@ OPEN: list[RunningJob] = []
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of the sockets, which no other test uses. The views of a test are closed after it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     yield tmp_path / "dsl"
     while OPEN:
@@ -41,9 +42,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def job(dsl_command: Path, testchild: Path, tmp_path: Path) -> Iterator[Job]:
-    program = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
-    with running(dsl_line(dsl_command, 3, program), tmp_path) as job:
+def job(helpers: Helpers) -> Iterator[Job]:
+    with helpers(3, "note {}/ready '%r %p' pause") as job:
         job.ready(3)
         yield job
 
@@ -71,7 +71,9 @@ def status(view: RunningJob) -> NodeStatus:
     return node
 
 
-def test_a_job_is_found_by_the_pid_of_its_command_and_shows_its_ranks(job: Job, folder: Path) -> None:
+def test_a_job_is_found_by_the_pid_of_its_command_and_shows_its_ranks(
+    job: Job, folder: Path, dsl_command: Path
+) -> None:
     view = seen(job)
     assert (view.view.command, view.view.workers, view.view.nodes) == ("dsl", 3, 1)
     assert view.view.words[0].endswith("testchild")
@@ -82,25 +84,24 @@ def test_a_job_is_found_by_the_pid_of_its_command_and_shows_its_ranks(job: Job, 
     assert {one.state for one in ranks} == {"S"}
     assert all(one.rss_bytes and one.threads == 1 for one in ranks)
 
+    tool = dsl_command.with_name("dsl-ps")
+    title, *rows = ran([tool], check=True).stdout.splitlines()
+    assert title.split()[0] == "JOB"
+    row = next(one.split() for one in rows if one.split()[0] == str(job.guard))
+    assert (row[1], row[3:6]) == ("running", ["1", "3", "0"])
+    found = json.loads(ran([tool, "--json"], check=True).stdout)
+    assert found["schema"] == 1
+    assert [one["ranks"] for one in found["jobs"] if one["pid"] == job.guard] == [3]
 
-def test_a_stopped_rank_is_seen_as_stopped(job: Job) -> None:
-    view = seen(job)
-    pid = job.ready(3)["1"]
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(job.ready(3)["1"], signal.SIGSTOP)
     assert until(lambda: [one.state for one in status(view).ranks] == ["S", "T", "S"])
 
 
-def test_the_socket_goes_with_the_job(job: Job, folder: Path) -> None:
-    path = seen(job).path
-    os.kill(job.guard, signal.SIGTERM)
-    job.process.wait(20)
-    assert not Path(path).exists()
-    assert not folder.exists()
-
-
-def test_the_socket_goes_with_a_job_whose_agent_is_killed(job: Job, folder: Path) -> None:
+@pytest.mark.parametrize("victim, signum", [("guard", signal.SIGTERM), ("agent", signal.SIGKILL)])
+def test_the_socket_goes_with_the_job(victim: str, signum: signal.Signals, job: Job, folder: Path) -> None:
+    """With one whose agent is killed, too."""
     seen(job)
-    os.kill(job.agent(), signal.SIGKILL)
+    os.kill(job.guard if victim == "guard" else job.agent(), signum)
     job.process.wait(20)
     assert not folder.exists()
 
@@ -120,9 +121,8 @@ def test_a_socket_that_a_killed_job_has_left_is_removed(job: Job) -> None:
 def test_a_job_that_restarts_shows_its_new_workers(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    program = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
-    options = ["--no-python", "--nproc-per-node=2", "--max-restarts=1"]
-    line = [str(dsl_command.with_name("dslrun")), *options, *program]
+    program = [testchild, "note", tmp_path / "ready", "%r %p", "pause"]
+    line = dsl_line(dsl_command.with_name("dslrun"), 2, program, None, "--max-restarts=1")
     with running(line, tmp_path) as job:
         first = job.ready(2)
         view = seen(job)
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_ends_only_that_view(job: Job, words: bytes) -> None
 
 
 @pytest.mark.root
-def test_another_user_is_not_let_in(job: Job, folder: Path, tmp_path: Path) -> None:
+def test_another_user_is_not_let_in(job: Job) -> None:
     view = seen(job)
     program = (
         "import os, socket, sys\n"
@@ -181,26 +181,7 @@ def test_another_user_is_not_let_in(job: Job, folder: Path, tmp_path: Path) -> N
         "try: socket.socket(socket.AF_UNIX).connect(sys.argv[1])\n"
         "except PermissionError: print('refused')\n"
     )
-
-    def ask() -> str:
-        command = [sys.executable, "-c", program, view.path]
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
-
-    assert ask() == "refused\n"
-
-
-def test_dsl_ps_lists_the_job(job: Job, dsl_command: Path) -> None:
-    seen(job)
-    tool = str(dsl_command.with_name("dsl-ps"))
-    text = subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True).stdout
-    title, *rows = text.splitlines()
-    assert title.split()[0] == "JOB"
-    row = next(one.split() for one in rows if one.split()[0] == str(job.guard))
-    assert row[1] == "running"
-    assert row[3:6] == ["1", "3", "0"]
-    found: dict[str, Any] = json.loads(subprocess.check_output([tool, "--json"], timeout=20))
-    assert found["schema"] == 1
-    assert [one["ranks"] for one in found["jobs"] if one["pid"] == job.guard] == [3]
+    assert ran([sys.executable, "-c", program, view.path]).stdout == "refused\n"
 
 
 @contextlib.contextmanager
@@ -218,20 +199,25 @@ def stopped(job: Job) -> Iterator[None]:
 
 
 def test_a_stopped_job_is_a_row_and_holds_up_no_other(
-    job: Job, dsl_command: Path, testchild: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job,
+    dsl_command: Path,
+    testchild: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    helpers: Helpers,
 ) -> None:
     monkeypatch.setattr(jobs, "CALL_S", 1e6)  # nobody waits so long for a job that he does not mean
     seen(job)
     tool = str(dsl_command.with_name("dsl-ps"))
-    with running(dsl_line(dsl_command, 1, [str(testchild), "pause"]), tmp_path / "other") as other:
+    with running(helpers.line(1, "pause"), tmp_path / "other") as other:
         seen(other)
         with stopped(job):
-            text = subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True).stdout
+            text = ran([tool], check=True).stdout
             rows = {one.split()[0]: one for one in text.splitlines()}
             assert rows[str(job.guard)].split()[1:3] == ["no", "answer"]
             assert str(testchild) in rows[str(job.guard)]
             assert rows[str(other.guard)].split()[1] == "running"
-            found = json.loads(subprocess.check_output([tool, "--json"], timeout=20))
+            found = json.loads(ran([tool, "--json"], check=True).stdout)
             assert [one["pid"] for one in found["jobs"]] == [other.guard]
             assert [one["pid"] for one in found["no_answer"]] == [job.guard]
             for word in ("", str(other.guard)):
@@ -250,16 +236,13 @@ def test_who_means_a_stopped_job_is_told(
         for word in ("", str(job.guard)):
             with pytest.raises(DslError, match=f"job {job.guard} does not answer, it may be stopped"):
                 find_job(word, *call_jobs(word))
-        attached = subprocess.run(
-            [str(dsl_command.with_name("dsl-attach")), str(job.guard)],
-            capture_output=True, text=True, timeout=20, check=False,
-        )  # fmt: skip
+        attached = ran([dsl_command.with_name("dsl-attach"), job.guard], 20)
         assert (attached.returncode, attached.stderr.count("\n")) == (1, 1)
         assert f"job {job.guard} does not answer" in attached.stderr
 
 
-def test_a_job_whose_directory_is_gone_is_seen(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    line = dsl_line(dsl_command, 1, [str(testchild), "pause"])
+def test_a_job_whose_directory_is_gone_is_seen(tmp_path: Path, helpers: Helpers) -> None:
+    line = helpers.line(1, "pause")
     here = tmp_path / "here"
     here.mkdir()
     with running(["sh", "-c", 'cd "$0" && exec "$@"', str(here), *line], tmp_path / "job") as job:
@@ -283,9 +266,7 @@ def test_dsl_ps_begins_with_the_script_and_fits_the_terminal(dsl_command: Path, 
 
     with running(line, tmp_path / "job") as job:
         seen(job)
-        whole = row(
-            job.guard, subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True).stdout
-        )
+        whole = row(job.guard, ran([tool], check=True).stdout)
         assert whole.endswith(" ".join(["  0         " + str(script), *options]))
         for size, environ in ((80, {}), (200, {"COLUMNS": "80"})):
             with terminal([tool], environ, size=(size, 24)) as screen:
@@ -299,22 +280,113 @@ def test_dsl_ps_begins_with_the_script_and_fits_the_terminal(dsl_command: Path, 
 
 def test_a_program_that_launches_functions_is_a_job_too(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
-        "import sys, time\n"
+        "import time\n"
         "from dsl.functions import LaunchConfig, elastic_launch\n"
-        "def work():\n"
-        "    open(sys.argv[1], 'w').close()\n"
-        "    time.sleep(600)\n"
-        "if __name__ == '__main__':\n"
-        "    elastic_launch(LaunchConfig(1, 1, 2), work)()\n"
+        "def work(): time.sleep(600)\n"
+        "if __name__ == '__main__': elastic_launch(LaunchConfig(1, 1, 2), work)()\n"
     )
-    line = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "ready")]
-    with running(line, tmp_path) as job:
-        view = seen(job)
-        until((tmp_path / "ready").exists)
-        assert view.view.workers == 2
-        assert view.view.words == ("work",)
+    with running([sys.executable, str(tmp_path / "program.py")], tmp_path) as job:
+        view = seen(job).view
+        assert (view.workers, view.words) == (2, ("work",))
 
 
 def test_the_name_of_a_job_is_its_pid() -> None:
     with pytest.raises(DslError, match="no job of this user runs"):
         find_job("", [])
+
+
+@contextlib.contextmanager
+def viewing(dsl_command: Path, pid: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A running ``dsl-attach`` to the job of a command, which answers views a moment after its workers' start."""
+    until(lambda: any(name.startswith(f"{pid}-") for _, name in find_sockets(".sock")))
+    line = [str(dsl_command.with_name("dsl-attach")), str(pid)]
+    viewer = subprocess.Popen(line, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield viewer
+    finally:
+        viewer.kill()
+        viewer.communicate()
+
+
+def first_line(viewer: subprocess.Popen[bytes]) -> bytes:
+    assert viewer.stdout is not None
+    return viewer.stdout.readline()
+
+
+@pytest.mark.guarantee("G6")
+def test_a_view_begins_with_the_last_lines_and_ends_with_the_job(
+    dsl_command: Path, tmp_path: Path, helpers: Helpers
+) -> None:
+    go = tmp_path / "go"
+    with helpers(2, "say early note {}/ready '%r %p' wait {}/go lines 500 60 exit 3") as job:
+        job.ready(2)
+        until(lambda: job.stdout_path.read_bytes().count(b"early") == 2)
+        with viewing(dsl_command, job.guard) as one, viewing(dsl_command, job.guard) as other:
+            begins = [first_line(viewer) for viewer in (one, other)]
+            go.touch()
+            ends = [viewer.communicate(timeout=30) for viewer in (one, other)]
+            assert [viewer.returncode for viewer in (one, other)] == [0, 0]
+        assert job.wait() == 3
+    shown = job.stdout_path.read_bytes()
+    assert [begin + end[0] for begin, end in zip(begins, ends, strict=True)] == [shown, shown]
+    assert ends[0][1].decode() == (
+        f"dsl-attach: job {job.guard} has ended; the shell that has started it has its exit code\n"
+    )
+
+
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_view_that_goes_leaves_the_job_alone(
+    dsl_command: Path, tmp_path: Path, how: signal.Signals, helpers: Helpers
+) -> None:
+    go = tmp_path / "go"
+    with helpers(2, "say early note {}/ready '%r %p' wait {}/go say late") as job:
+        job.ready(2)
+        with viewing(dsl_command, job.guard) as viewer:
+            assert first_line(viewer) == b"early\n"
+            viewer.send_signal(how)
+            said = viewer.communicate(timeout=30)[1]
+            assert viewer.returncode == (128 + how if how == signal.SIGTERM else -how)
+            assert (b"runs on" in said) == (how != signal.SIGKILL)
+        go.touch()
+        assert job.wait() == 0
+    assert job.stdout_path.read_bytes().count(b"late\n") == 2
+
+
+@pytest.mark.guarantee("G4", "G6")
+def test_a_view_that_stands_still_delays_nothing(dsl_command: Path, tmp_path: Path, helpers: Helpers) -> None:
+    lines = 300_000
+    with helpers(2, f"say early note {{}}/ready '%r %p' wait {{}}/go lines {lines} 60") as job:
+        job.ready(2)
+        with viewing(dsl_command, job.guard) as viewer:
+            assert first_line(viewer) == b"early\n"
+            viewer.send_signal(signal.SIGSTOP)
+            (tmp_path / "go").touch()
+            assert job.wait() == 0
+            viewer.send_signal(signal.SIGCONT)
+            text = viewer.communicate(timeout=30)[0]
+            assert viewer.returncode == 0
+    assert job.stdout_path.read_bytes().count(b"\n") == 2 * lines + 2
+    assert text.count(b"\n") < lines
+
+
+def test_a_job_whose_output_does_not_pass_through_dsl_cannot_be_followed(
+    dsl_command: Path, helpers: Helpers
+) -> None:
+    """But one worker with a tag can."""
+    words = "say early note {}/ready '%r %p' pause"
+    with helpers(1, words) as job:
+        job.ready(1)
+        with viewing(dsl_command, job.guard) as viewer:
+            shown, said = viewer.communicate(timeout=30)
+            assert (viewer.returncode, shown, said.count(b"\n")) == (1, b"", 1)
+            assert b"its workers write past dsl" in said
+            assert b"--tag-output always" in said
+        waited = ran([dsl_command.with_name("dsl-wait"), job.guard], 30)
+        assert waited.returncode == 2
+        os.kill(job.guard, signal.SIGTERM)
+        assert job.wait() == 143
+    with helpers(1, words, None, "--tag-output=always") as job:
+        job.ready(2)  # with the line of the first job
+        with viewing(dsl_command, job.guard) as viewer:
+            assert first_line(viewer) == b"[rank 0] early\n"

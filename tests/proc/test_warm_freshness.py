@@ -5,19 +5,22 @@ Each test compares a worker of a warm server with an executed one, and asks whic
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import random
 import shutil
+import subprocess
 import venv
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
+from tests.support.command import ran
 from tests.support.warm import Place
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,6 +75,15 @@ class World:
         path.write_text(f"VALUE = {value}\n")
         return path
 
+    def write(self, files: Mapping[str, str]) -> None:
+        """Write files below ``site``, where packages are installed, or ``project``; a name that ends in / is a folder."""
+        for name, text in files.items():
+            where, _, rest = name.partition("/")
+            path = {"site": self.site, "project": self.project}[where] / rest
+            (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+            if not name.endswith("/"):
+                path.write_text(text.format(project=self.project, site=self.site))
+
     def imports(self, *names: str, preload: bool = False) -> None:
         """Write the script. ``preload``: of modules that do not lie where packages are installed."""
         self.preload = ("--preload", ",".join(names)) if preload else ()
@@ -83,17 +95,11 @@ class World:
         out = self.project / f"out.{self._runs}"
         environ = self.place.environ(self.more)
         words = self.place.command(*self.preload, str(self.script), str(out), method=method)
-        import subprocess
-
-        done = subprocess.run(
+        done = ran(
             words,
             cwd=self.project,
             env={**environ, "PYTHON_EXEC": str(self.python)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert "fork server" not in done.stderr, done.stderr
@@ -124,8 +130,21 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(tmp_path, place)
 
 
-def _edit(world: World) -> None:
-    world.module("tiny", "12")
+WRITTEN = {
+    "edit": {"site/tiny.py": "VALUE = 12\n"},
+    "folder in its place": {"site/tiny/__init__.py": "VALUE = 'package'\n"},
+    "new package": {
+        "site/fresh-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: fresh\nVersion: 1.0\n"
+    },
+    "new version": {
+        "site/known-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: known\nVersion: 1.1\n"
+    },
+    "new pth": {"project/extra/": "", "site/extra.pth": "{project}/extra\n"},
+    "pth with code": {"site/code.pth": "import os; os.environ['SEEN_BY_PTH'] = 'yes'\n"},
+    "sitecustomize": {"site/sitecustomize.py": "import os; os.environ['SEEN_CUSTOM'] = 'yes'\n"},
+    "local module": {"project/tiny.py": "VALUE = 'local'\n"},
+    "local package": {"project/tiny/__init__.py": "VALUE = 'local package'\n"},
+}
 
 
 def _edit_of_the_same_size(world: World) -> None:
@@ -152,44 +171,6 @@ def _another_file_in_its_place(world: World) -> None:
     shutil.rmtree(world.site / "__pycache__", ignore_errors=True)
 
 
-def _folder_in_its_place(world: World) -> None:
-    (world.site / "tiny").mkdir()
-    (world.site / "tiny" / "__init__.py").write_text("VALUE = 'package'\n")
-
-
-def _gone_module_of_another(world: World) -> None:
-    world.imports("tiny", "other")
-
-
-def _new_package(world: World) -> None:
-    folder = world.site / "fresh-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1.0\n")
-
-
-def _new_version(world: World) -> None:
-    path = world.site / "known-1.0.dist-info" / "METADATA"
-    path.write_text(path.read_text().replace("Version: 1.0", "Version: 1.1"))
-
-
-def _new_pth(world: World) -> None:
-    folder = world.project / "extra"
-    folder.mkdir()
-    (world.site / "extra.pth").write_text(f"{folder}\n")
-
-
-def _pth_with_code(world: World) -> None:
-    (world.site / "code.pth").write_text("import os; os.environ['SEEN_BY_PTH'] = 'yes'\n")
-
-
-def _sitecustomize(world: World) -> None:
-    (world.site / "sitecustomize.py").write_text("import os; os.environ['SEEN_CUSTOM'] = 'yes'\n")
-
-
-def _changed_variable(world: World) -> None:
-    world.more["SEEN_BY_ALL"] = "changed"
-
-
 def _python_path(world: World) -> None:
     folder = world.project / "before"
     folder.mkdir()
@@ -197,39 +178,33 @@ def _python_path(world: World) -> None:
     world.more["PYTHONPATH"] = str(folder)
 
 
-def _local_module(world: World) -> None:
-    (world.project / "tiny.py").write_text("VALUE = 'local'\n")
-
-
-def _local_package(world: World) -> None:
-    (world.project / "tiny").mkdir()
-    (world.project / "tiny" / "__init__.py").write_text("VALUE = 'local package'\n")
-
-
 def _local_module_that_leads_elsewhere(world: World) -> None:
-    (world.project / "mine.py").write_text("import other\nVALUE = 'mine'\n")
+    world.write({"project/mine.py": "import other\nVALUE = 'mine'\n"})
     world.imports("tiny", "mine")
 
 
-EDITS = [
-    _edit, _edit_of_the_same_size, _edit_with_an_old_time, _another_file_in_its_place, _folder_in_its_place,
-    _gone_module_of_another, _new_package, _new_version, _new_pth, _pth_with_code, _sitecustomize,
-    _changed_variable, _python_path, _local_module, _local_package, _local_module_that_leads_elsewhere,
-]  # fmt: skip
+EDITS: dict[str, Callable[[World], object]] = {
+    **{name: functools.partial(World.write, files=files) for name, files in WRITTEN.items()},
+    "edit of the same size": _edit_of_the_same_size,
+    "edit with an old time": _edit_with_an_old_time,
+    "another file in its place": _another_file_in_its_place,
+    "an import of another module": lambda world: world.imports("tiny", "other"),
+    "changed variable": lambda world: world.more.update(SEEN_BY_ALL="changed"),
+    "python path": _python_path,
+    "local module that leads elsewhere": _local_module_that_leads_elsewhere,
+}
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=[one.__name__.strip("_") for one in EDITS])
-def test_after_an_edit_a_worker_sees_what_an_executed_one_sees(world: World, edit: object) -> None:
-    folder = world.site / "known-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: known\nVersion: 1.0\n")
+@pytest.mark.parametrize("edit", EDITS)
+def test_after_an_edit_a_worker_sees_what_an_executed_one_sees(world: World, edit: str) -> None:
+    world.write({"site/known-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: known\nVersion: 1.0\n"})
     world.settle()
-    if edit is _sitecustomize and importlib.util.find_spec("sitecustomize") is not None:
+    if edit == "sitecustomize" and importlib.util.find_spec("sitecustomize") is not None:
         pytest.skip("needs a Python without a sitecustomize of its own")
     before = world.run("spawn")[0]
-    edit(world)  # type: ignore[operator]
+    EDITS[edit](world)
     assert world.differs() is None
-    assert world.run("spawn")[0] != before or edit is _new_pth, "the edit has changed nothing"
+    assert world.run("spawn")[0] != before or edit == "new pth", "the edit has changed nothing"
     assert world.differs() is None
 
 
@@ -294,67 +269,52 @@ def _library_before_another(world: World) -> Edit:
     return lambda: shutil.copy(library, folder)
 
 
-def _file_that_is_read(world: World) -> Edit:
-    data = world.site / "tiny.txt"
-    data.write_text("first")
-    (world.site / "tiny.py").write_text(f"VALUE = open({str(data)!r}).read()\n")
-    return lambda: data.write_text("second")
+OPENED = "try:\n    VALUE = open('settings.ini').read()\nexcept OSError:\n    VALUE = 'none'\n"
+LISTED = "import glob\nVALUE = sorted(glob.glob('plugins/*.plugin'))\n"
+PATH_READ = "import pathlib\nVALUE = pathlib.Path('settings.ini').read_text()\n"
+PARTS = "import spread.one\nVALUE = len(list(spread.__path__))\n"
+FAST = "try:\n    import package.fast\n    VALUE = True\nexcept ImportError:\n    VALUE = False\n"
+BEFORE_AND_AFTER: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "file that is read": (
+        {"site/tiny.txt": "first", "site/tiny.py": "VALUE = open('{site}/tiny.txt').read()\n"}, {"site/tiny.txt": "second"},
+    ),
+    "file that is read as a path": (
+        {"project/settings.ini": "first", "site/tiny.py": PATH_READ}, {"project/settings.ini": "second"},
+    ),
+    "file that was missing": (
+        {"site/tiny.py": "import os\nVALUE = os.path.exists('settings.ini')\n"}, {"project/settings.ini": ""},
+    ),
+    "file that could not be opened": ({"site/tiny.py": OPENED}, {"project/settings.ini": "some"}),
+    "folder that is listed": ({"project/plugins/": "", "site/tiny.py": LISTED}, {"project/plugins/a.plugin": ""}),
+    # A package without a text of its own takes all folders of its name.
+    "part of a package": ({"site/spread/one.py": "VALUE = 1\n", "site/tiny.py": PARTS}, {"project/spread/": ""}),
+    "module in a package": ({"site/package/__init__.py": "", "site/tiny.py": FAST}, {"site/package/fast.py": ""}),
+}  # fmt: skip
 
 
-def _file_that_is_read_as_a_path(world: World) -> Edit:
-    (world.project / "settings.ini").write_text("first")
-    (world.site / "tiny.py").write_text("import pathlib\nVALUE = pathlib.Path('settings.ini').read_text()\n")
-    return lambda: (world.project / "settings.ini").write_text("second")
+def _written(world: World, before: dict[str, str], after: dict[str, str]) -> Edit:
+    world.write(before)
+    return lambda: world.write(after)
 
 
-def _file_that_was_missing(world: World) -> Edit:
-    text = "import os\nVALUE = os.path.exists('settings.ini')\n"
-    (world.site / "tiny.py").write_text(text)
-    return (world.project / "settings.ini").touch
+PREPARED: dict[str, Callable[[World], Edit]] = {
+    **{
+        name: functools.partial(_written, before=before, after=after)
+        for name, (before, after) in BEFORE_AND_AFTER.items()
+    },
+    "archive": _archive,
+    "archive of a pth": _archive_of_a_pth,
+    "folder that a pth names": _folder_that_a_pth_names,
+    "user site": _user_site,
+    "another interpreter": _another_interpreter,
+    "library before another": _library_before_another,
+}
 
 
-def _file_that_could_not_be_opened(world: World) -> Edit:
-    text = "try:\n    VALUE = open('settings.ini').read()\nexcept OSError:\n    VALUE = 'none'\n"
-    (world.site / "tiny.py").write_text(text)
-    return lambda: (world.project / "settings.ini").write_text("some")
-
-
-def _folder_that_is_listed(world: World) -> Edit:
-    (world.project / "plugins").mkdir()
-    (world.site / "tiny.py").write_text("import glob\nVALUE = sorted(glob.glob('plugins/*.plugin'))\n")
-    return (world.project / "plugins" / "a.plugin").touch
-
-
-def _part_of_a_package(world: World) -> Edit:
-    """A folder of a package without a text of its own, which takes all folders of its name."""
-    (world.site / "spread").mkdir()
-    (world.site / "spread" / "one.py").write_text("VALUE = 1\n")
-    text = "import spread.one\nVALUE = len(list(spread.__path__))\n"
-    (world.site / "tiny.py").write_text(text)
-    return (world.project / "spread").mkdir
-
-
-def _module_in_a_package(world: World) -> Edit:
-    (world.site / "package").mkdir()
-    (world.site / "package" / "__init__.py").write_text(
-        "try:\n    from package import fast as one\nexcept ImportError:\n    one = None\nVALUE = bool(one)\n"
-    )
-    world.imports("tiny", "package")
-    return lambda: (world.site / "package" / "fast.py").write_text("")
-
-
-PREPARED = [
-    _archive, _archive_of_a_pth, _folder_that_a_pth_names, _user_site, _another_interpreter,
-    _library_before_another,
-    _file_that_is_read, _file_that_is_read_as_a_path, _file_that_was_missing, _file_that_could_not_be_opened,
-    _folder_that_is_listed, _part_of_a_package, _module_in_a_package,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("prepare", PREPARED, ids=[one.__name__.strip("_") for one in PREPARED])
-def test_what_a_start_would_read_is_read_again(world: World, prepare: Callable[[World], Edit]) -> None:
+@pytest.mark.parametrize("prepare", PREPARED)
+def test_what_a_start_would_read_is_read_again(world: World, prepare: str) -> None:
     """What comes, goes or changes where a start looks, although no module that was imported lies there."""
-    edit = prepare(world)
+    edit = PREPARED[prepare](world)
     world.settle()
     before = world.run("spawn")[0]
     edit()
@@ -462,8 +422,6 @@ def test_a_module_that_is_edited_while_it_is_imported(world: World) -> None:
     path.write_text(slow)
     hold, held = world.project / "hold", world.project / "held"
     hold.touch()
-    import subprocess
-
     words = world.place.command(str(world.script), str(world.project / "first"))
     environ = {**world.place.environ(world.more), "PYTHON_EXEC": str(world.python)}
     with subprocess.Popen(

@@ -338,3 +338,37 @@ def test_a_server_that_is_stopped_before_it_begins_does_not_hold_up_the_job(tmp_
         assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
         assert place.sockets() == []
         assert place.all() == []
+
+
+OF_SEVERAL = """
+import os, textwrap
+print(os.environ["RANK"], os.getppid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("forkers", [1, 3])
+def test_the_branches_of_a_job_take_turns(place: Place, tmp_path: Path, forkers: int) -> None:
+    """They are one job, also for a server that goes on in the place of another one."""
+    train = tmp_path / "train.py"
+    train.write_text(OF_SEVERAL)
+    more = {"DSL_ENGINE_FORKERS": str(forkers)}
+    for jobs, text in ((1, ""), (2, ""), (1, "import tokenize\n")):
+        if text:
+            train.write_text(text + OF_SEVERAL)
+        done = place.run("train.py", cwd=tmp_path, workers=8, more=more)
+        assert done.returncode == 0, done.stderr
+        parents = {int(rank): int(parent) for rank, parent in map(str.split, done.stdout.splitlines())}
+        assert len(parents) == 8
+        assert len(set(parents.values())) == forkers
+        assert all(parents[rank] == parents[rank % forkers] for rank in range(8))
+        assert place.server().jobs == jobs
+
+
+def test_the_branches_of_a_job_are_refused_once(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_SEVERAL)
+    words = ("--preload", "no_such_module", "train.py")
+    done = place.run(*words, cwd=tmp_path, workers=4, more={"DSL_ENGINE_FORKERS": "3"})
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 4
+    assert done.stderr.count("refused: cannot import no_such_module") == 1, done.stderr
+    assert place.sockets() == []

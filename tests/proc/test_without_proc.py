@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import sys
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,11 @@ from tests.kit import processes
 from tests.kit.users import as_ordinary_user
 from tests.kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import complete_lines, running
+from tests.support.group import Group
+from tests.support.jobs import Helpers, complete_lines, running
 from tests.support.namespaces import unshared
+
+from dsl.report.verdict import survivor
 
 pytestmark = [pytest.mark.root, pytest.mark.guarantee("G1", "G2")]
 
@@ -32,16 +38,12 @@ def _deaf(testchild: Path, ready: Path) -> list[str]:
     return [str(testchild), "daemon", "[", *deaf, "]", "wait", str(ready)]
 
 
-def test_a_job_that_leaves_nothing_needs_no_process_table(
-    dsl_command: Path, testchild: Path, tmp_path: Path
-) -> None:
-    line = dsl_line(dsl_command, 2, [str(testchild), "exit", "0"])
-    with running(_covered(line), tmp_path) as job:
+def test_a_job_that_leaves_nothing_needs_no_process_table(tmp_path: Path, helpers: Helpers) -> None:
+    with running(_covered(helpers.line(2, "exit 0")), tmp_path) as job:
         assert job.wait() == 0, job.stderr()
         assert job.stderr() == ""
 
 
-@pytest.mark.guarantee("G2")
 def test_a_survivor_that_cannot_be_looked_for_is_no_success(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
@@ -52,7 +54,6 @@ def test_a_survivor_that_cannot_be_looked_for_is_no_success(
         assert job.stderr() == f"dsl: {MAY_BE_LEFT}\n"
 
 
-@pytest.mark.guarantee("G1")
 def test_no_attempt_starts_beside_what_may_be_left(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
@@ -65,20 +66,17 @@ def test_no_attempt_starts_beside_what_may_be_left(
     assert len(complete_lines(tmp_path / "attempts")) == 1
 
 
-@pytest.mark.guarantee("G1")
 def test_what_stays_in_the_group_of_its_worker_is_ended_without_a_process_table(
-    dsl_command: Path, testchild: Path, tmp_path: Path
+    tmp_path: Path, helpers: Helpers
 ) -> None:
     """Of a group the kernel says whether a child of ours is in it."""
     ready = tmp_path / "ready"
     left = ["child", "[", "ignore", "TERM", "note", str(ready), "%p", "pause", "]", "wait", str(ready)]
-    line = dsl_line(dsl_command, 1, [str(testchild), *left, "exit", "0"], 0.2)
-    with running(_covered(line), tmp_path / "job") as job:
+    with running(_covered(helpers.line(1, [*left, "exit", "0"], 0.2)), tmp_path / "job") as job:
         assert job.wait() == 0, job.stderr()
         assert job.left() == []
 
 
-@pytest.mark.guarantee("G1")
 @pytest.mark.engine
 def test_a_process_table_that_is_covered_later_is_still_read(
     dsl_command: Path, testchild: Path, tmp_path: Path
@@ -106,7 +104,6 @@ supervisor.close()
 """
 
 
-@pytest.mark.guarantee("G1")
 def test_a_library_that_cannot_look_says_so(testchild: Path, tmp_path: Path) -> None:
     """Neither a process table nor a cgroup, and no subreaper."""
     words = [*_deaf(testchild, tmp_path / "ready"), "exit", "0"]
@@ -123,7 +120,6 @@ def _set_uid_copy(testchild: Path, directory: Path) -> Path:
     return program
 
 
-@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("script", ["true", "mount -t proc -o hidepid=2 none /proc"], ids=["seen", "hidden"])
 def test_a_process_of_root_is_said_to_be_none_of_ours_to_end(
     script: str, testchild: Path, tmp_path: Path
@@ -154,3 +150,52 @@ def test_a_process_of_root_is_said_to_be_none_of_ours_to_end(
 def _processor_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def freeze() -> Iterator[Callable[[int], None]]:
+    """Freezes a process as only version 1 of cgroups does it: not even SIGKILL ends it before it is thawed."""
+    group = FREEZER / f"dsl-tests-{uuid.uuid4().hex[:12]}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs a kernel with a freezer of cgroup v1")
+    state = group / "freezer.state"
+
+    frozen: list[int] = []
+
+    def carry_out(pid: int) -> None:
+        (group / "cgroup.procs").write_text(str(pid))
+        state.write_text("FROZEN")
+        until(lambda: state.read_text() == "FROZEN\n")
+        frozen.append(pid)
+
+    yield carry_out
+    state.write_text("THAWED")
+    for pid in frozen:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)  # the engine has given it up
+    deadline_s = time.monotonic() + 10
+    while group.exists() and time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+def test_what_would_not_die_is_described_with_where_it_waits(
+    testchild: Path, freeze: Callable[[int], None]
+) -> None:
+    with Group([[str(testchild), "pause"]]) as group:
+        (pid,) = group.all_started().values()
+        until(lambda: Path(f"/proc/{pid}/wchan").read_text() not in {"", "0"})
+        freeze(pid)
+        wchan = Path(f"/proc/{pid}/wchan").read_text()
+        group.supervisor.kill()
+        ended = group.finish(timeout_s=20.0)
+    assert ended.survivors == ((pid, "D", "dsl-testchild", wchan, None),)
+    assert ended.to_dict()["survivors"] == [
+        {"pid": pid, "state": "D", "name": "dsl-testchild", "wchan": wchan, "errno": None}
+    ]
+    assert survivor(*ended.survivors[0]).endswith(f" did not die of SIGKILL (waits in {wchan})")

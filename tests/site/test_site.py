@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -106,6 +108,24 @@ def test_links_to_documents_of_the_repository_lead_to_their_pages(site: Path, pa
 
 def test_the_first_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
+
+
+def test_a_link_has_a_title_and_not_the_name_of_a_file(site: Path, pages: list[str]) -> None:
+    named = [
+        f"{page}: {found}"
+        for page in pages
+        for found in re.findall(
+            r">([\w-]+\.md)</a>", (site / page / "index.html").read_text(encoding="utf-8")
+        )
+    ]
+    assert named == []
+
+
+def test_every_page_shows_the_version_in_its_header(site: Path, pages: list[str]) -> None:
+    shown = f'<span class="version">{importlib.metadata.version("dsl")}</span>'
+    assert [
+        page for page in pages if shown not in (site / page / "index.html").read_text(encoding="utf-8")
+    ] == []
 
 
 def test_diagrams_are_drawn_from_the_text_beside_them(tmp_path: Path) -> None:
@@ -218,6 +238,48 @@ def test_the_search_finds_what_to_do_about_a_hang(read: Callable[..., Any], scre
     assert "changelog" not in first.locator("a").first.get_attribute("href")
 
 
+TASKS = {
+    "first job": "start",
+    "several hosts": "cluster",
+    "slurm": "slurm",
+    "logs of one rank": "output",
+    "restart": "failures",
+    "binding": "binding",
+    "elastic": "elastic",
+    "notebook": "notebook",
+    "debugger": "debugging",
+    "CUDA_VISIBLE_DEVICES": "dsl",
+    "kubernetes": "kubernetes",
+    "uninstall": "install",
+    "conda": "install",
+    "docker": "containers",
+    "mpirun": "from-mpirun",
+    "exit code": "failures",
+    "start faster": "forkserver",
+    "prometheus": "metrics",
+    "slow rank": "tools",
+    "tune": "autotuning",
+}
+"""What people look for, and the page that has it."""
+
+
+@pytest.mark.timeout(180)
+def test_the_search_finds_the_page_of_a_task(read: Callable[..., Any], address: str) -> None:
+    tab = read(viewport=WIDE)
+    missed = {}
+    for words, page in TASKS.items():
+        tab.goto("")
+        tab.get_by_role("textbox", name="Search").press_sequentially(words)
+        links = tab.locator(".md-search-result__item > a")
+        wanted = tab.locator(f".md-search-result__item > a[href^='{address}{page}/']").first
+        with contextlib.suppress(playwright.TimeoutError):
+            wanted.wait_for(state="attached", timeout=5000)
+        found = links.evaluate_all("found => found.slice(0, 3).map(one => one.pathname.split('/')[1])")
+        if page not in found:
+            missed[words] = found
+    assert missed == {}
+
+
 def test_a_button_switches_to_dark_colours_which_stay(read: Callable[..., Any]) -> None:
     tab = read(viewport=WIDE, color_scheme="light")
     tab.goto("")
@@ -238,3 +300,43 @@ def test_pages_can_be_read_without_javascript(read: Callable[..., Any], pages: l
         last.scroll_into_view_if_needed()
         assert last.is_visible(), page
         assert sideways(tab) == 0, page
+
+
+def test_a_console_copies_its_commands_alone(read: Callable[..., Any]) -> None:
+    tab = read(viewport=WIDE, permissions=["clipboard-read", "clipboard-write"])
+    tab.goto("start/")
+    block = tab.locator(".language-console").filter(has_text="echo $?")
+    block.hover()
+    block.locator("[data-clipboard-target]").click()
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied == "dslrun --nproc-per-node 2 train.py --fail\necho $?"
+
+
+def test_tables_are_as_large_as_text(read: Callable[..., Any]) -> None:
+    tab = read(viewport=NARROW)
+    tab.goto("dsl/")
+    size = "one => getComputedStyle(one).fontSize"
+    assert tab.locator("td").first.evaluate(size) == tab.locator(".md-content p").first.evaluate(size)
+
+
+LETTERS = """pictures => Promise.all(pictures.map(async picture => {
+    const drawn = await (await fetch(picture.src)).text();
+    const sizes = [...drawn.matchAll(/font-size[:=] ?"?([0-9.]+)/g)].map(found => Number(found[1]));
+    const width = Number(drawn.match(/viewBox="[0-9.]+ [0-9.]+ ([0-9.]+)/)[1]);
+    return [picture.src, Math.min(...sizes) * picture.getBoundingClientRect().width / width];
+}))"""
+"""How high the smallest letters of each picture are on the screen."""
+
+
+@pytest.mark.timeout(180)
+def test_pictures_can_be_read_on_a_telephone(read: Callable[..., Any], pages: list[str]) -> None:
+    tab = read(viewport=NARROW)
+    seen, small = set(), []
+    for page in pages:
+        tab.goto(page)
+        pictures = tab.locator(".md-content img").filter(visible=True)
+        for source, pixels in pictures.evaluate_all(LETTERS):
+            seen.add(source)
+            small += [f"{source}: {pixels:.1f}"] if pixels < 8.5 else []
+    assert len(seen) >= 8
+    assert small == []

@@ -12,8 +12,6 @@ BACKENDS = ("ssh", "pdsh", *MPI, "slurm")
 
 
 class Backend(NamedTuple):
-    """One of them."""
-
     launcher: str
     """Its word."""
     env: Mapping[str, str]

@@ -30,14 +30,8 @@ class Batch:
         self._output = folder / "output"
         path = f"{Path(sys.executable).parent}:{self._host.environment()['PATH']}"
         own = {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **(env or {})}
-        command = [
-            "sbatch",
-            "--parsable",
-            f"--output={self._output}",
-            *options,
-            str(SCRIPTS / script),
-            *words,
-        ]
+        command = ["sbatch", "--parsable", f"--output={self._output}", *options, str(SCRIPTS / script)]
+        command += [*words]
         result = self._host.run(command, env=own, cwd=folder, check=True)
         self.id = result.stdout.strip()
 
@@ -46,7 +40,6 @@ class Batch:
         return self._output.read_text(encoding="utf-8") if self._output.exists() else ""
 
     def facts(self) -> dict[str, str]:
-        """What Slurm knows of it."""
         shown = self._host.run(["scontrol", "show", "job", self.id], check=True).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 

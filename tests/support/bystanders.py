@@ -57,7 +57,6 @@ class Bystanders:
         return found
 
     def close(self) -> None:
-        """End them."""
         for process in processes.carrying(f"DSL_TEST_BYSTANDER={self._token}"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

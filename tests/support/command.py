@@ -1,9 +1,12 @@
-"""Command lines of `dsl` as the tests use them."""
+"""Command lines of `dsl` and `dslrun` as the tests use them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 WITH_ODD_ENTRIES = """
 import ctypes, sys
@@ -17,18 +20,27 @@ ctypes.CDLL(None).execve(words[0], argv, array(*block, None))
 """A program of Python that executes argv[2:] with the entries of argv[1], parted by ``|``, before its environment."""
 
 
+def ran(
+    line: Sequence[object],
+    timeout_s: float = 60.0,
+    environ: Mapping[str, str] | None = None,
+    *,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end, with what it has said. ``environ``: variables beside ours. ``options``: of `subprocess.run`."""
+    if environ is not None:
+        options["env"] = {**os.environ, **environ}
+    words = [str(word) for word in line]
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=check, **options)
+
+
 def dsl_line(
-    dsl: Path, workers: int, program: Sequence[str], grace_s: float | None = None, *options: str
+    dsl: Path, workers: int, program: Sequence[object], grace_s: float | None = None, *options: str
 ) -> list[str]:
-    """`dsl` that runs `program` as it stands, `workers` times on this machine."""
+    """`dsl`, or the `dslrun` beside it, that runs `program` as it stands, `workers` times on this machine."""
+    own = ["--no_python", "--no_local_rank", "--num_gpus", str(workers)]
+    if dsl.name == "dslrun":
+        own = ["--no-python", f"--nproc-per-node={workers}"]
     grace = [] if grace_s is None else ["--grace", str(grace_s)]
-    return [
-        str(dsl),
-        "--no_python",
-        "--no_local_rank",
-        "--num_gpus",
-        str(workers),
-        *grace,
-        *options,
-        *program,
-    ]
+    return [str(dsl), *own, *grace, *options, *map(str, program)]

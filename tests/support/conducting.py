@@ -7,13 +7,14 @@ from typing import Any
 
 from tests.support.events import a_report
 
+from dsl._record import replace
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Explain, Send, Speak
-from dsl.conductor.terms import Terms, fixed_places, reached_terms
+from dsl.conductor.terms import Terms, fixed_places, open_places, reached_terms
 from dsl.control.messages import Assignment, Checked, Failing, Hello, Lost
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
-from dsl.model.remote import Remote
-from dsl.model.request import Program, SignalRequest
+from dsl.model.request import NO_POLICY, Policy, Program, SignalRequest
+from dsl.plan.remote import Remote
 from dsl.plan.worker import DEEPSPEED, ELASTIC
 from dsl.report.verdict import verdict
 
@@ -27,6 +28,8 @@ def a_job(
     port: int | None = 29501,
     address: str = "10.0.0.1",
     is_elastic: bool = False,
+    gives_up: bool = False,
+    policy: Policy = NO_POLICY,
 ) -> Job:
     """A job on hosts of so many slots each."""
     hosts = tuple(Host(f"n{rank}", tuple(range(size))) for rank, size in enumerate(sizes))
@@ -37,6 +40,8 @@ def a_job(
         hosts=hosts,
         node_count=len(hosts),
         max_restarts=restarts,
+        gives_up=gives_up,
+        policy=policy,
         signals=SignalRequest(grace_s=7.0, preempt=10, preempt_grace_s=60.0),
     )
 
@@ -46,9 +51,21 @@ def reached(job: Job, remote: Remote) -> Terms:
     return reached_terms(job, remote, Assignment("1", job, 0))
 
 
-def coming(count: int, restarts: int = 0) -> Terms:
+def coming(count: int, restarts: int = 0, spares: int = 0) -> Terms:
     """Terms of members that come by themselves."""
-    return fixed_places(a_job(restarts=restarts), count, "1", "10.0.0.1", 29500, 600.0)
+    job = a_job(restarts=restarts)
+    job = replace(job, meeting=replace(job.meeting, spares=spares))
+    return fixed_places(job, count, "1", "10.0.0.1", 29500, 600.0)
+
+
+def coming_and_going(
+    least: int, most: int, restarts: int = 0, *, last_call_s: float = 30.0, gives_up: bool = False
+) -> Terms:
+    """Terms of members that come by themselves at any time."""
+    job = a_job(restarts=restarts, address="", port=None, is_elastic=True, gives_up=gives_up)
+    point = MeetingPoint("dynamic", "", None, "c10d", "n0:29400", least_nodes=least)
+    job = replace(job, meeting=point, node_count=most, run_id="")
+    return open_places(job, "1", wait_s=60.0, last_call_s=last_call_s)
 
 
 def verdict_of(conductor: Conductor) -> list[str]:
@@ -85,21 +102,17 @@ class Stage:
         self.orders: list[Any] = []
 
     def note(self, orders: list[Any]) -> list[Any]:
-        """Keep what is ordered."""
         self.orders += orders
         return orders
 
     def hear(self, place: int, message: object) -> list[Any]:
-        """A member says something."""
         return self.note(self.conductor.hear(place, message, self.now_s))
 
     def later(self, seconds: float) -> list[Any]:
-        """Let time go by."""
         self.now_s += seconds
         return self.note(self.conductor.wait_is_over(self.now_s))
 
     def signal(self, signum: int, action: str = "stop", *, is_key: bool = False) -> list[Any]:
-        """A signal to the job."""
         return self.note(self.conductor.signal(signum, action, self.now_s, is_key=is_key))
 
     def miss(self, place: int, why: str = "cannot be reached: no route") -> list[Any]:
@@ -117,16 +130,17 @@ class Stage:
             orders += self.hear(place, Checked(**{"addresses": (f"10.0.0.{place}",), **checked}))
         return orders
 
-    def fail(self, place: int, rank: int, status: int = 7, at_ms: int = 1) -> list[Any]:
+    def fail(self, place: int, rank: int, status: int = 7, at_ms: int = 1, **fields: Any) -> list[Any]:
         """A worker fails, and its node reports."""
         failed: dict[str, Any] = {"rank": rank, "at_ms": at_ms, "host": f"n{place}"}
         orders = self.hear(place, Failing(self.attempt, rank, status, at_ms * MS))
-        report = a_report(self.attempt, status, lines=["step 7"], ended=1, **failed)
+        report = a_report(self.attempt, status, lines=["step 7"], ended=1, **failed, **fields)
         return [*orders, *self.hear(place, report)]
 
-    def report_stopped(self, *places: int) -> list[Any]:
+    def report_stopped(self, *places: int, **fields: Any) -> list[Any]:
         """The workers of hosts have been stopped, as ordered."""
-        return [one for place in places for one in self.hear(place, a_report(self.attempt, 1, victims=(9,)))]
+        report = a_report(self.attempt, 1, victims=(9,), **fields)
+        return [one for place in places for one in self.hear(place, report)]
 
     @property
     def meeting(self) -> Meeting:
@@ -136,7 +150,6 @@ class Stage:
 
     @property
     def attempt(self) -> int:
-        """The present one."""
         return self.meeting.attempt
 
     def members(self) -> list[tuple[int, int, int]]:
@@ -159,7 +172,8 @@ def fixed(*sizes: int, per_node: bool = True, **job: Any) -> Stage:
 
 def elastic(*sizes: int, least: int = 1, most: int | None = None, **fields: Any) -> Stage:
     """A job whose hosts come and go."""
-    job: dict[str, Any] = {"restarts": 100, "address": "", "port": None}
+    job: dict[str, Any] = {"restarts": 100, "address": "", "port": None, "gives_up": False}
+    job["policy"] = NO_POLICY
     job = {name: fields.pop(name, value) for name, value in job.items()}
     remote = {
         "launcher": "ssh",

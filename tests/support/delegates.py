@@ -16,23 +16,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from tests.kit.waiting import until
+
 from dsl.model.codec import Lines, to_line
-from dsl.model.job import MeetingPoint, RestartReason
-from dsl.model.judgement import Failed
-from dsl.model.nodes import NodesMet, PeerFailure
-from dsl.rendezvous.delegate_messages import ANSWERS, Answer, Meet, Open, Order
+from dsl.model.job import MeetingPoint
+from dsl.rendezvous.delegate_messages import ANSWERS, Answer, Meet, NodesMet, Open, Order
 
 _A = TypeVar("_A", bound=Answer)
 
 QUICK = (("last_call_timeout", "3"), ("join_timeout", "30"), ("close_timeout", "3"))
 """Settings of rounds that wait for more nodes no longer than a busy machine may need to start those."""
-MORTAL = (*QUICK, ("keep_alive_interval", "1"), ("keep_alive_max_attempt", "2"))
-"""The same, where the dead are to be found soon."""
-
 NURSERY = """
 import os, signal, socket, sys
 from dsl.rendezvous import delegate
-from dsl.rendezvous.participant import Participant
+from dsl.rendezvous import claim, rounds, torch_side
 delegate._warm_up()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 door = socket.socket(fileno=int(sys.argv[1]))
@@ -49,20 +46,6 @@ while True:
     os.close(fds[0])
     door.sendall(b"%d\\n" % pid)
 """
-
-SHIFTED = """
-import datetime, time
-from dsl.rendezvous import participant, watch
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-offset_s = {offset_s}
-class Shifted(datetime.datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return datetime.datetime.now(tz) + datetime.timedelta(seconds=offset_s)
-dynamic_rendezvous.datetime = Shifted
-participant.wall_s = watch.wall_s = lambda: time.time() + offset_s
-"""
-"""Code for a delegate whose clock is wrong."""
 
 
 class GoneError(AssertionError):
@@ -84,7 +67,6 @@ class Nursery:
         return int(self._door.recv(64))
 
     def close(self) -> None:
-        """End it."""
         self._door.close()
         self._process.wait(10)
 
@@ -111,18 +93,10 @@ class Driven:
         theirs.close()
 
     def tell(self, order: Order) -> None:
-        """Give an order."""
         self._socket.sendall(to_line(order))
 
-    def meet(
-        self, size: int = 1, role: str = "default", restarts: int = 0, reason: RestartReason = "start"
-    ) -> None:
-        """Give the order to meet."""
-        self.tell(Meet(size, role, restarts, reason))
-
-    def fail(self, rank: int, code: int = 1, failed: Failed | None = None, *, final: bool = False) -> None:
-        """Tell it that a worker has failed."""
-        self.tell(PeerFailure(self.host, rank, code, failed, final))
+    def meet(self, size: int = 1, role: str = "default") -> None:
+        self.tell(Meet(size, role))
 
     def wait(self, kind: type[_A], timeout_s: float = 20.0) -> _A:
         """The next answer of a kind; those of others are passed over."""
@@ -153,7 +127,6 @@ class Driven:
         self._socket.close()
 
     def signal(self, signum: int) -> None:
-        """Send it a signal."""
         signal.pidfd_send_signal(self._pidfd, signum)
 
     def has_ended(self, timeout_s: float) -> bool:
@@ -213,3 +186,48 @@ def driven(nursery: Nursery | None) -> Iterator[Callable[..., Driven]]:
 def met(*delegates: Driven, timeout_s: float = 20.0) -> list[NodesMet]:
     """What all of them say of the round."""
     return [one.wait(NodesMet, timeout_s) for one in delegates]
+
+
+def listens(endpoint: str) -> bool:
+    """Whether somebody does there."""
+    host, _, port = endpoint.rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, int(port)), timeout=20).close()
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def running_until_left(words: list[str], **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A quiet Python."""
+    env, null = {**os.environ, **environ}, subprocess.DEVNULL
+    process = subprocess.Popen([sys.executable, *words], env=env, stdout=null, stderr=null)
+    try:
+        yield process
+    finally:
+        process.terminate()  # a torchrun ends its workers
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def a_store(endpoint: str) -> Iterator[None]:
+    """One that belongs to no node."""
+    code = (
+        "import sys, time; from torch.distributed import TCPStore; host, port = sys.argv[1].split(':'); "
+        "store = TCPStore(host, int(port), is_master=True, wait_for_workers=False); time.sleep(600)"
+    )
+    with running_until_left(["-c", code, endpoint]):
+        until(lambda: listens(endpoint), 60)
+        yield
+
+
+def torchrun(
+    endpoint: str, address: str, *words: str, nodes: str = "2", conf: str = "", **environ: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """A node under torchrun."""
+    line = ["-m", "torch.distributed.run", f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    line += [f"--rdzv-endpoint={endpoint}", f"--local-addr={address}", f"--rdzv-conf={conf}"]
+    return running_until_left([*line, *words], **environ)

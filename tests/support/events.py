@@ -8,27 +8,38 @@ from typing import Any, Literal
 from dsl import Ended, Event, Exit, Exited, Leftovers, SignalReceived, Stopping
 from dsl._record import replace
 from dsl.evidence.reports import report_of
-from dsl.model.job import NodePlan, WorkerPlan
+from dsl.model.job import Job, Meeting, MeetingPoint, NodePlan, WorkerPlan
 from dsl.model.judgement import Alike, Evidence, Failed, Report, Survivor
 from dsl.model.outcome import AttemptOutcome
+from dsl.model.request import Program
+from dsl.plan.worker import DEEPSPEED
 
 MS = 1_000_000
 
 
-def a_plan(workers: int = 2, *, first_rank: int = 0, noun: str = "rank", **fields: Any) -> NodePlan:
+A_JOB = Job(DEEPSPEED, Program("script", "prog"), MeetingPoint("alone", "", None))
+
+
+def a_plan(
+    workers: int = 2,
+    *,
+    attempt: int = 0,
+    first_rank: int = 0,
+    noun: str = "rank",
+    job: Job = A_JOB,
+    **fields: Any,
+) -> NodePlan:
     """A node with this many workers."""
     node = tuple(
         WorkerPlan(rank=first_rank + local, local_rank=local, argv=("prog",), env={}, noun=noun)
         for local in range(workers)
     )
     return NodePlan(
+        job,
+        Meeting(attempt, 0, (workers,), "127.0.0.1", 29500, restarts=attempt),
         host="node7",
-        node_rank=0,
         workers=node,
         env={},
-        master_addr="127.0.0.1",
-        master_port=29500,
-        world_size=workers,
         **fields,
     )
 
@@ -135,7 +146,6 @@ def a_report(
 
 
 def a_signal(signum: int = 15, action: str = "stop") -> Any:
-    """A signal to the job."""
     fields: Any = (signum, action, False)
     return SignalReceived(*fields)
 
@@ -163,7 +173,6 @@ class FakeSupervisor:
         return 6 + len(self.fork_servers)
 
     def start(self, spec: object) -> None:
-        """The next attempt begins."""
         self.started.append(spec)
 
     def flush(self, stream: Literal[1, 2] | None = None) -> tuple[int, int | None]:
@@ -180,5 +189,4 @@ class FakeSupervisor:
         return [] if event is None else [event]
 
     def stop(self, *, signum: int = 15, grace_s: float | None = None) -> None:
-        """Note it."""
         self.stops.append((signum, grace_s))

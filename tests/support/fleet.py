@@ -117,7 +117,6 @@ class Fleet:
 
     @property
     def stderr(self) -> str:
-        """What it has said so far."""
         return _text(self.folder / "stderr")
 
     def agents(self, host: Host, but: Others = frozenset()) -> list[tuple[int, int]]:

@@ -21,13 +21,8 @@ SERVER = str(Path(__file__).parent.parent / "workers" / "fork_server.py")
 
 def server(mode: str = "serve") -> list[str]:
     """The command of a fork server."""
-    return [
-        sys.executable,
-        "-S",
-        "-c",
-        f"import sys; sys.path[:0] = {sys.path!r}; exec(open({SERVER!r}).read())",
-        mode,
-    ]
+    program = f"import sys; sys.path[:0] = {sys.path!r}; exec(open({SERVER!r}).read())"
+    return [sys.executable, "-S", "-c", program, mode]
 
 
 def forked(testchild: Path | str, *words: str, **options: Any) -> WorkerSpec:
@@ -90,23 +85,7 @@ class Command:
         return not processes.carrying(self.mark)
 
 
-LEAVES = [
-    "daemon",
-    "[",
-    "ignore",
-    "TERM",
-    "touch",
-    "%s",
-    "pause",
-    "]",
-    "wait",
-    "%s",
-    "ignore",
-    "TERM",
-    "pause",
-]
-
-
 def leaver(path: Path) -> list[str]:
     """Words of a worker that ignores SIGTERM and leaves a daemon that does so, too."""
-    return [word.replace("%s", str(path)) for word in LEAVES]
+    deaf = ["ignore", "TERM"]
+    return ["daemon", "[", *deaf, "touch", str(path), "pause", "]", "wait", str(path), *deaf, "pause"]

@@ -29,7 +29,6 @@ from dsl.forkserver.boot import words_of
 from dsl.model.job import ForkServer, Warm
 from dsl.plan.starting import SHELL_VARIABLES, may_be_secret
 
-TIMEOUT_S = 25.0
 ARE_WARM = False
 """Whether the fork servers are warm ones. Tests set it."""
 HIDDEN = "getattr(getattr(__import__('_frozen_importlib')._find_and_load, '__self__', None), 'modules', ())"
@@ -104,7 +103,7 @@ class Forks:
         finally:
             os.chdir(before)
         assert found is not None
-        return self.supervisor.join_fork_server(found.fd, found.is_ready)
+        return self.supervisor.join_fork_server(found.fds[0], found.is_ready)
 
     def run(
         self,
@@ -174,3 +173,18 @@ class Forks:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """A small one, in which `PYTHONHASHSEED` and the like are not set."""
+    kept = ("PATH", "HOME", "LD_LIBRARY_PATH", "DSL_TEST_TOKEN", "DSL_ENGINE_DISABLE")
+    return {**{name: os.environ[name] for name in kept if name in os.environ}, "OBSERVED": "yes", **more}
+
+
+# `puts` is called by C, when there is no Python any more.
+AT_EXIT = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"{}")), None)
+"""

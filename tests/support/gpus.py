@@ -158,7 +158,6 @@ def run(count: int, command: list[str]) -> int:
 
 
 def main() -> None:
-    """Command line."""
     first, *rest = sys.argv[1:]
     if first == "--inside":
         become(Path(rest[0]), rest[1], rest[2], rest[3:])

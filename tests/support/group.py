@@ -89,5 +89,4 @@ class Group:
         return [event for event in self.events if isinstance(event, kind)]
 
     def exits(self) -> dict[int, Exit]:
-        """Exits so far, by worker."""
         return {event.exit.worker: event.exit for event in self.of(Exited)}

@@ -1,4 +1,7 @@
-"""Delegates without torch: each passes its agent's lines on to the test, which plays the other nodes."""
+"""Delegates without torch: each passes its agent's lines on to the test, which plays the other nodes.
+
+They meet by torch's own rendezvous, as with a node under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsl.model.codec import Lines, to_line
 from dsl.model.job import Meeting
-from dsl.model.nodes import NodesMet
-from dsl.rendezvous.delegate_messages import ORDERS, Meet, Open
+from dsl.rendezvous.delegate_messages import ORDERS, ByTorch, Claim, Meet, NodesMet, Open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +49,8 @@ class Node:
         self._lines = Lines(*ORDERS)
         self._orders: list[Order] = []
         self.opened = self.expect(Open)
+        self.expect(Claim)
+        self.say(ByTorch())
 
     def expect(self, kind: type[_T]) -> _T:
         """The next order, which is of this kind. Fails when none comes."""
@@ -64,7 +68,6 @@ class Node:
         return self._orders.pop(0)
 
     def say(self, answer: Answer) -> None:
-        """Tell the agent something."""
         self._connection.sendall(to_line(answer))
 
     def hang_up(self) -> None:
@@ -75,9 +78,6 @@ class Node:
 def meet(nodes: Sequence[Node], port: int, *, round_: int = 0, expected: Any = None) -> list[Meet]:
     """Let nodes meet in this order; their orders."""
     orders = [node.expect(Meet) for node in nodes]
-    restarts = max(order.restarts for order in orders)
-    reasons = [order.reason for order in orders]
-    reason = next((one for one in ("failure", "membership", "start") if one in reasons), "start")
     sizes = tuple(order.local_world_size for order in orders)
     for place, node in enumerate(nodes):
         meeting = Meeting(
@@ -87,8 +87,6 @@ def meet(nodes: Sequence[Node], port: int, *, round_: int = 0, expected: Any = N
             address="127.0.0.1",
             port=port,
             round=round_,
-            restarts=restarts,
-            reason=reason,  # type: ignore[arg-type]
             first_role_rank=sum(sizes[:place]),
             role_size=sum(sizes),
         )

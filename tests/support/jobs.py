@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from tests.kit import processes
 from tests.kit.processes import Process
 from tests.kit.waiting import until
+from tests.support.command import dsl_line
 
 SCREENS = ("tostop", "background")
 """Terminals that stop whoever writes to them from the background. ``background``: the command is there, too."""
@@ -40,6 +44,7 @@ if sys.argv[1] == "background":
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+PROGRAMS = Path(__file__).parent.parent / "workers"
 TOKEN = "DSL_TEST_JOB"
 """Variable that every process of one `Job` carries, beside the token of the test."""
 
@@ -109,7 +114,7 @@ class Job:
 
     def agent(self) -> int:
         """pid of the guard's child that supervises the workers."""
-        return until(lambda: processes.children(self.guard))[0]
+        return until(lambda: [pid for pid in processes.children(self.guard) if not is_delegate(pid)])[0]
 
     def ready(self, count: int, timeout_s: float = 20.0) -> dict[str, int]:
         """Wait for `count` lines ``name pid`` in the ready file; {name: pid}."""
@@ -127,6 +132,13 @@ class Job:
     def caught(self, name: str = "trace") -> list[Caught]:
         """Signals in a trace file, in the order in which they were caught."""
         return [Caught(*map(int, line.split())) for line in complete_lines(self.directory / name)]
+
+    def counts(self, name: str = "trace") -> dict[int, Counter[int]]:
+        """{pid: how often it caught each signal}."""
+        counts: dict[int, Counter[int]] = {}
+        for one in self.caught(name):
+            counts.setdefault(one.pid, Counter())[one.signum] += 1
+        return counts
 
     def wait(self, timeout_s: float = 20.0) -> int:
         """Exit code as a shell shows it to `subprocess` (-n for a signal that ended the command itself)."""
@@ -167,6 +179,26 @@ def complete_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
+def is_delegate(pid: int) -> bool:
+    """Whether it is one of a rendezvous, or that of a test, or has gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return True
+    return "fake_delegate.py" in "".join(words[1:2]) or "".join(words[3:4]).startswith("dsl.rendezvous")
+
+
+def started_program(name: str, *arguments: str, token: str = "") -> subprocess.Popen[str]:
+    """A program of `tests/workers`, which all that it starts can be told by."""
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / name), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, TOKEN: token},
+    )
+
+
 @contextlib.contextmanager
 def running(
     command: Sequence[str],
@@ -182,3 +214,64 @@ def running(
         yield job
     finally:
         job.destroy()
+
+
+class Helpers:
+    """Jobs of the helper program: ``with helpers(2, "note {}/ready '%r %p' pause", 1.0) as job``."""
+
+    def __init__(self, dsl: Path, program: Path, folder: Path) -> None:
+        self._dsl = dsl
+        self._program = str(program)
+        self._folder = folder
+
+    def line(
+        self, workers: int, words: str | Sequence[str], grace_s: float | None = None, *options: str
+    ) -> list[str]:
+        """A command line. ``words``: those of the program, or a text of them, in which ``{}`` is the test's directory."""
+        if isinstance(words, str):
+            words = shlex.split(words.replace("{}", str(self._folder)))
+        return dsl_line(self._dsl, workers, [self._program, *words], grace_s, *options)
+
+    def __call__(
+        self, workers: int, words: str | Sequence[str], *more: Any, **how: Any
+    ) -> AbstractContextManager[Job]:
+        """A job in the test's directory. ``more``: see `line`, ``how``: see `running`."""
+        return running(self.line(workers, words, *more), self._folder, **how)
+
+
+def states(pids: Iterable[int]) -> set[str]:
+    """Letters of the states of processes."""
+    found = [processes.find(pid) for pid in pids]
+    return {process.state if process else "gone" for process in found}
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[int]:
+    """The end of a pipe that takes no more, and that nobody reads."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    try:
+        yield write
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def is_still(pid: int, thread_name: str | None = None, look_s: float = 0.2) -> bool:
+    """Whether the threads did not run between two looks: what polls, or never sleeps, is never still."""
+    before = processes.processor_ns(pid, thread_name)
+    time.sleep(look_s)
+    return processes.processor_ns(pid, thread_name) == before
+
+
+def install_plug_in(folder: Path, package: str, group: str, entry: str, text: str) -> None:
+    """Make a package of one module with an entry point. Python finds it like an installed package."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+    (folder / f"{package}.py").write_text(text)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from dsl.launchers.base import Agents
 from dsl.launchers.table import TABLE
 from dsl.model.job import Host
-from dsl.model.remote import Remote
+from dsl.plan.remote import Remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.launchers.base import Start
-    from dsl.model.remote import LauncherName
+    from dsl.plan.remote import LauncherName
 
 WORDS = ("-m", "dsl_launcher.node", "--connect", "10.0.0.1:7")
 FOLDER = "/run/user/0/dsl"

@@ -46,7 +46,6 @@ class Ends:
         self._hubs = [self.head, self.agent]
 
     def another_agent(self) -> Hub:
-        """A hub more."""
         self._hubs.append(Hub(LONG_S))
         return self._hubs[-1]
 
@@ -79,14 +78,7 @@ class Ends:
         self._fds.append(write)
         return read, write
 
-    def close_shown(self) -> None:
-        """Nobody looks at the output any more."""
-        for fd in (self.shown, self.shown_err):
-            os.close(fd)
-            self._fds.remove(fd)
-
     def close(self) -> None:
-        """End everything."""
         for hub in reversed(self._hubs):
             hub.close(5)
         for fd in self._fds:
@@ -113,7 +105,6 @@ def messages(hub: Hub, count: int) -> list[Any]:
 
 
 def bytes_of(fd: int, count: int) -> bytes:
-    """So many bytes."""
     data = bytearray()
     while len(data) < count:
         data += os.read(fd, 1 << 20)

@@ -7,8 +7,8 @@ from typing import Any
 
 from dsl.devices.nvidia import Device, Survey
 from dsl.facts import Facts
-from dsl.machine.cpus import Cpus, NumaNode, Topology
-from dsl.machine.this_process import Console
+from dsl.machine import Console
+from dsl.machine.kernel import Cpus, NumaNode, Topology
 
 FREE_PORT = 40_001
 OWN_ADDRESSES = ("10.0.0.1", "fd00::1")
@@ -17,7 +17,10 @@ UNASKED = object()
 
 ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "count_run", "random", "is_this_machine"),
-    "files": ("read_text", "read_input", "why_not_written", "cwd", "home", "has_program", "has_warm_server"),
+    "files": (
+        *("read_text", "read_input", "why_not_written", "cwd", "home", "has_program", "has_warm_server"),
+        "ask_for_hosts",
+    ),
     "cpus": ("allowed", "room", "numa_nodes", "topology", "packages", "caches"),
     "devices": (
         "cuda_count",
@@ -92,6 +95,7 @@ def make_facts(
         "home": "/home/me",
         "has_program": lambda name: name in programs,
         "has_warm_server": bool,
+        "ask_for_hosts": lambda words: (files or {})[words[-1]],
         "room": len(allowed),
         "numa_nodes": numa_table(range(8)),
         "topology": Topology(numa_table(range(8)), tuple((cpu,) for cpu in allowed)),

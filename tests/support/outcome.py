@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def error_of(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str | None:
-    """What the call complained about, if it did; an error of another kind is not caught."""
+def error_of(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str:
+    """What the call complained about, empty if it did not; an error of another kind is not caught."""
     try:
         call(*args)
     except kind as error:
         return str(error)
-    return None
+    return ""
 
 
 def assert_one_line(text: str) -> None:

@@ -18,6 +18,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.support.command import ran
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -47,7 +49,6 @@ class Block(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
         return f"{self.page.relative_to(ROOT)}:{self.number}"
 
 
@@ -106,16 +107,8 @@ def run(block: Block, folder: Path, environ: dict[str, str], timeout_s: float) -
             f'{command.rstrip()}\n_code=$?; printf "{END_OF_COMMAND}%s\\n" "$_code"; (exit "$_code")'
         )
     strict = "" if block.language == "console" else "set -e\n"
-    result = subprocess.run(
-        ["bash", "-c", "exec 2>&1\n" + strict + "\n".join(script)],
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    line = ["bash", "-c", "exec 2>&1\n" + strict + "\n".join(script)]
+    result = ran(line, timeout_s, cwd=folder, env=environ, stdin=subprocess.DEVNULL)
     parts = re.split(f"{END_OF_COMMAND}([0-9]+)\n", result.stdout)
     codes, printed = parts[1::2], parts[0::2]
     if len(codes) < len(shown):

@@ -17,30 +17,54 @@ from dsl.control.messages import Hello
 
 KEY = "a key that the nodes of a test share"
 
-# Tells of its place, and runs until it is told to fail, or all are told to end.
-WORKER = """#!/bin/sh
+TELLS = """
 words="$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE"
 echo "$words $ROLE_NAME:$ROLE_RANK/$ROLE_WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON" >> "$1/seen"
 trap 'exit 0' TERM
+"""
+WAITS = """
 until [ -e "$1/end" ]; do
-  [ ! -e "$1/fail.$RANK.$TORCHELASTIC_RESTART_COUNT" ] || exit 7
+  [ ! -e "$1/fail.$RANK.$ATTEMPT" ] || exit 7
   sleep 0.02
 done
 """
 
 
-class Nodes:
-    """Commands that form one job, each with a directory of its own."""
+class Commands:
+    """Commands of one job, whose workers tell of their place, and run until they are told to fail, or all to end."""
+
+    def __init__(self, directory: Path, stack: contextlib.ExitStack, tells: str, attempt: str) -> None:
+        self.directory = directory
+        self._stack = stack
+        self.program = directory / "worker"
+        self.program.write_text(f"#!/bin/sh\n{tells}{WAITS.replace('ATTEMPT', attempt)}")
+        self.program.chmod(0o755)
+
+    def run(self, name: str, line: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
+        """Start one in a directory of this name."""
+        return self._stack.enter_context(running(line, self.directory / name, environ=environ))
+
+    def lines(self) -> list[str]:
+        """What workers have told so far."""
+        return complete_lines(self.directory / "seen")
+
+    def fail(self, rank: int, attempt: int | str) -> None:
+        """Make a worker fail."""
+        (self.directory / f"fail.{rank}.{attempt}").touch()
+
+    def end(self) -> None:
+        """Make all workers end."""
+        (self.directory / "end").touch()
+
+
+class Nodes(Commands):
+    """Those whose places are fixed."""
 
     def __init__(self, dslrun: Path, directory: Path, stack: contextlib.ExitStack) -> None:
+        super().__init__(directory, stack, TELLS, "TORCHELASTIC_RESTART_COUNT")
         self._dslrun = dslrun
         self.bin = dslrun.parent
-        self._directory = directory
-        self._stack = stack
         self.port = free_port()
-        self.program = directory / "worker"
-        self.program.write_text(WORKER)
-        self.program.chmod(0o755)
 
     def start(
         self,
@@ -52,31 +76,18 @@ class Nodes:
         environ: Mapping[str, str] | None = None,
     ) -> list[Job]:
         """Start nodes from the ``first`` on, each with these options, the last one first."""
-        words = program or ("--no-python", str(self.program), str(self._directory))
+        words = program or ("--no-python", str(self.program), str(self.directory))
         jobs = []
         for rank, options in reversed(list(enumerate(each, first))):
             line = [str(self._dslrun), f"--nnodes={count or len(each)}", f"--node-rank={rank}"]
             line += [f"--master-addr={address}", f"--master-port={self.port}", *options.split(), *words]
-            jobs.append(
-                self._stack.enter_context(running(line, self._directory / f"node{rank}", environ=environ))
-            )
+            jobs.append(self.run(f"node{rank}", line, environ))
         return jobs[::-1]
 
     def seen(self, count: int) -> list[str]:
         """What so many workers have told, in no order."""
-        until(lambda: len(self._lines()) >= count, timeout_s=20)
-        return sorted(self._lines())
-
-    def _lines(self) -> list[str]:
-        return complete_lines(self._directory / "seen")
-
-    def fail(self, rank: int, restarts: int) -> None:
-        """Make a worker fail."""
-        (self._directory / f"fail.{rank}.{restarts}").touch()
-
-    def end(self) -> None:
-        """Make all workers end."""
-        (self._directory / "end").touch()
+        until(lambda: len(self.lines()) >= count, timeout_s=20)
+        return sorted(self.lines())
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 @cache
 def validator() -> Any:
-    """What checks a line."""
     return Draft202012Validator(json.loads((DOCS / "events.schema.json").read_text(encoding="utf-8")))
 
 

@@ -13,7 +13,7 @@ from dsl.plan.job import plan_job
 
 PARTS = (
     *("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic", "start"),
-    "debug",
+    *("debug", "policy"),
 )
 # Names of options where they say more than those of the fields.
 NAMES = {

@@ -43,8 +43,6 @@ HERE = "here"
 
 
 class Stranger:
-    """One such process."""
-
     def __init__(self, kind: str) -> None:
         words = [] if kind == HERE else unshared(*ELSEWHERE[kind][0].split())
         [version] = re.findall(r"const VERSION: u32 = (\d+);", MESSAGES.read_text())
@@ -88,7 +86,6 @@ class Stranger:
         return [one for one in self._answer()["got"] if one]
 
     def close(self) -> None:
-        """End it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -144,7 +141,6 @@ class Victim:
 
     @property
     def socket(self) -> Path:
-        """That of the server."""
         self.place.server()
         [(folder, name)] = self.place.sockets()
         return Path(folder, name)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """One run of one case."""
-
     survivors: int
     harmed: int
     wrong_code: bool
@@ -25,7 +23,6 @@ class Tally:
         return bool(self._runs)
 
     def add(self, case: str, workers: int, run: Run) -> None:
-        """Count one run."""
         self._runs.setdefault((case, workers), []).append(run)
 
     def rows(self) -> list[dict[str, str | int | float]]:

@@ -103,7 +103,6 @@ class Terminal:
         self.screen = b""
 
     def set_size(self, columns: int, rows: int) -> None:
-        """Change the size of the terminal."""
         _set_size(self._keyboard, columns, rows)
 
     def press(self, key: bytes) -> None:

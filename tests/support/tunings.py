@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.command import ran
+
 SCRIPT = Path(__file__).parent.parent / "workers" / "tuned.py"
 
 
@@ -24,7 +26,6 @@ class Tuning:
         self.configure(n=[1, 2, 3])
 
     def hosts(self, *lines: str) -> None:
-        """Write the hostfile."""
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
     def configure(self, section: dict[str, Any] | None = None, **space: list[Any]) -> None:
@@ -45,23 +46,20 @@ class Tuning:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of the command."""
         path = f"{self.dsl.parent}:{os.environ['PATH']}"
         return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def run(
         self, mode: str = "tune", *options: str, args: tuple[str, ...] = (), **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        """Tune to the end."""
-        return subprocess.run(
-            self.words(mode, *options, args=args),
-            cwd=self.folder,
-            env={**self.environ, **environ},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        words = self.words(mode, *options, args=args)
+        return ran(words, 120, cwd=self.folder, env={**self.environ, **environ})
+
+    def run_well(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Tune to an end that is a good one."""
+        result = self.run(*words, **more)
+        assert result.returncode == 0, result.stderr
+        return result
 
     @contextlib.contextmanager
     def running(self, mode: str = "tune", *options: str) -> Iterator[subprocess.Popen[str]]:
@@ -100,6 +98,5 @@ class Tuning:
         return found
 
     def best(self) -> dict[str, Any]:
-        """The best config."""
         best: dict[str, Any] = json.loads((self.results / "ds_config_optimal.json").read_text())
         return best

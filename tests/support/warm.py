@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -19,12 +18,14 @@ from typing import NamedTuple
 from tests.kit import processes
 from tests.kit.processes import Process
 from tests.kit.waiting import until
+from tests.support.command import ran
 
 from dsl._core import warm_answer, warm_call
 
 OURS = "WARM_TEST_PLACE"
 """Variable that the servers of a place carry, and all that they fork."""
 
+ENGINE_VARIABLES = ("DSL_ENGINE_DISABLE", "DSL_ENGINE_THREADS", "DSL_ENGINE_FORKERS")
 TOLD_S = 5.0
 
 
@@ -58,7 +59,7 @@ class Place:
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """A small environment of a command. Tests have a variable of their own, which would make other servers."""
-        kept = ("PATH", "HOME", "LD_LIBRARY_PATH", "DSL_TEST_TOKEN", "DSL_ENGINE_DISABLE", "LANG")
+        kept = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "DSL_TEST_TOKEN", *ENGINE_VARIABLES)
         found = {name: os.environ[name] for name in kept if name in os.environ}
         return {**found, **self.variables(), **(more or {})}
 
@@ -78,28 +79,13 @@ class Place:
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a job to its end. ``before``: words before the command, such as those of ``taskset``."""
-        return subprocess.run(
-            [*before, *self.command(*words, workers=workers, method=method)],
-            cwd=cwd,
-            env=self.environ(more),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        line = [*before, *self.command(*words, workers=workers, method=method)]
+        return ran(line, timeout_s, cwd=cwd, env=self.environ(more), stdin=subprocess.DEVNULL)
 
     def tool(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command beside dslrun to its end."""
-        return subprocess.run(
-            [str(Path(self.dslrun).with_name(name)), *words],
-            env=self.environ(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60.0,
-            check=False,
-        )
+        line = [Path(self.dslrun).with_name(name), *words]
+        return ran(line, env=self.environ(), stdin=subprocess.DEVNULL)
 
     def sockets(self) -> list[tuple[str, str]]:
         """Folder and name of each socket."""
@@ -139,7 +125,6 @@ class Place:
         return [one for one in self.all() if "forkserver/boot.py" in command_line(one.pid)]
 
     def branches(self, server: int) -> list[Process]:
-        """Branches of a server."""
         return [one for one in self.servers() if one.ppid == server]
 
     def end(self) -> None:
@@ -171,11 +156,6 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
     except OSError:
         return ""
-
-
-def has_ended(pidfd: int, timeout_s: float) -> bool:
-    """Whether a process ends in this time."""
-    return bool(select.select([pidfd], [], [], timeout_s)[0])
 
 
 @contextlib.contextmanager

@@ -91,10 +91,9 @@ class Job:
         until(all_there, 30)
         return [(int(pid), int(parent)) for pid, parent in (path.read_text().split() for path in found)]
 
-    def branch(self) -> int:
-        """The process that has forked the workers."""
-        [parent] = {parent for _, parent in self.ready()}
-        return parent
+    def branches(self) -> list[int]:
+        """The processes that have forked the workers, in the order of the ranks."""
+        return list(dict.fromkeys([parent for _, parent in self.ready()]))
 
     @property
     def guard(self) -> int:
@@ -175,9 +174,10 @@ def gone(job: Job) -> None:
 def serves(place: Place, folder: Path, server: int) -> None:
     """The server has survived and serves another job."""
     with running(place, folder) as job:
-        branch = processes.find(job.branch())
-        assert branch is not None
-        assert branch.ppid == server
+        for pid in job.branches():
+            branch = processes.find(pid)
+            assert branch is not None
+            assert branch.ppid == server
         assert job.go() == 0, job.said()
         gone(job)
     assert place.server().pid == server

@@ -7,13 +7,13 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command import ran
 
 import dsl
 from dsl import _own_process
@@ -66,24 +66,12 @@ def test_the_first_process_of_a_container_ends_itself(monkeypatch: pytest.Monkey
         signal.raise_signal(signal.SIGINT)
 
 
-def test_restoring_what_was_never_claimed_changes_nothing() -> None:
-    gc.disable()
-    _own_process.restore()
-    assert not gc.isenabled()
-
-
-def test_a_collector_that_was_off_before_stays_off() -> None:
-    gc.disable()
-    _own_process.claim()
-    _own_process.restore()
-    assert not gc.isenabled()
-
-
-def test_who_turns_it_off_after_a_restore_is_not_overruled() -> None:
-    _own_process.claim()
-    _own_process.restore()
-    gc.disable()
-    _own_process.restore()
+@pytest.mark.parametrize(
+    "steps", ["disable restore", "disable claim restore", "claim restore disable restore"]
+)
+def test_a_collector_that_others_have_turned_off_stays_off(steps: str) -> None:
+    for step in steps.split():
+        getattr(gc if step == "disable" else _own_process, step)()
     assert not gc.isenabled()
 
 
@@ -109,9 +97,7 @@ except SystemExit:
     pass
 print(gc.isenabled())
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
-    )
+    result = ran([sys.executable, "-c", code], check=True)
     assert result.stdout == f"{not claims}\n"
 
 
@@ -133,9 +119,7 @@ def _in_a_copy(tmp_path: Path, code: str, *flags: str) -> list[str]:
         shutil.copytree(Path(dsl.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(folder, quiet=2)
     environ = {"PATH": os.defpath, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", code], env=environ, capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, *flags, "-c", code], env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -172,19 +156,12 @@ def test_what_is_compiled_in_another_way_is_left_to_python(tmp_path: Path, flag:
     )
 
 
-def test_modules_of_others_are_none_of_its_business() -> None:
+def test_modules_of_others_are_none_of_its_business_and_it_goes_when_their_code_is_about_to_run() -> None:
     before = list(sys.meta_path)
     _own_process.claim()
     (finder,) = [one for one in sys.meta_path if one not in before]
     _own_process.restore()
+    assert sys.meta_path == before
     assert finder.find_spec("json", None) is None
     assert finder.find_spec("dslx.model", None) is None
     assert finder.find_spec("dsl.no_such_module", None) is None
-
-
-def test_it_goes_when_code_of_others_is_about_to_run() -> None:
-    before = list(sys.meta_path)
-    _own_process.claim()
-    assert len(sys.meta_path) == len(before) + 1
-    _own_process.restore()
-    assert sys.meta_path == before

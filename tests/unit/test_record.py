@@ -14,15 +14,12 @@ from dsl._record import Record, replace
 
 
 class Point(Record):
-    """A record for the tests."""
-
     x: int
     y: int = 2
     name: str = ""
 
     @property
     def total(self) -> int:
-        """Sum of the coordinates."""
         return self.x + self.y
 
 
@@ -69,8 +66,6 @@ def test_records_compare_and_hash_by_value_and_kind() -> None:
 
 
 class Slotted:
-    """A base with a field in a slot."""
-
     __slots__ = ("x",)
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.events import A_JOB
 
 from dsl import LaunchSpec, Stdio, WorkerSpec
 from dsl._record import replace
 from dsl.agent.planner import launch_spec, with_few_pipes
-from dsl.model.job import INHERIT, NodePlan, Route, WorkerPlan
+from dsl.model.job import INHERIT, Meeting, NodePlan, Route, WorkerPlan
+from dsl.model.request import Policy
+
+HEARD = replace(A_JOB, policy=Policy(restart_on=(1,)))
 
 
 def _plan(*workers: WorkerPlan) -> NodePlan:
     group = LaunchSpec((), grace_s=5.0)
-    return NodePlan("localhost", 0, workers, {"A": "1"}, "127.0.0.1", 29500, len(workers), group)
+    return NodePlan(
+        A_JOB, Meeting(0, 0, (len(workers),), "127.0.0.1", 29500), "localhost", workers, {"A": "1"}, group
+    )
 
 
 def _worker(rank: int, **changes: Any) -> WorkerPlan:
@@ -127,5 +133,33 @@ def test_with_few_descriptors_only_streams_that_something_else_needs_have_pipes(
     assert (second.stdout, second.stderr) == (kept[0], INHERIT)
     searched = replace(plan, group=LaunchSpec((), line_files=((1, "/found", ("loss",)),)))
     assert with_few_pipes(searched) == searched
+    heard = replace(plan, job=HEARD)
+    assert [one.stdout for one in launch_spec(heard, stdin_is_terminal=False).workers] == [
+        Stdio.log(console=1), Stdio.log("/o", console=1),
+    ]  # fmt: skip
+    fewer = launch_spec(with_few_pipes(heard), stdin_is_terminal=False)
+    assert [one.stderr for one in fewer.workers] == [Stdio.inherit()] * 2
     joined = _plan(_worker(0, stdout=Route(console=1), stderr=None))
     assert with_few_pipes(joined).workers[0].stderr is None
+
+
+@pytest.mark.parametrize(
+    "route, spec",
+    [
+        (INHERIT, Stdio.log(console=1)),
+        (Route(inherit=True, terminal=True), Stdio.log(console=1, terminal=True)),
+        (Route(), Stdio.log()),
+        (Route(path="/o"), Stdio.log("/o")),
+        (Route(console=1, prefix="a"), Stdio.log(console=1, prefix="a")),
+    ],
+)
+def test_a_policy_of_restarts_hears_all_output(route: Route, spec: Stdio) -> None:
+    plan = replace(_plan(_worker(0, stdout=route)), job=HEARD)
+    assert launch_spec(plan, stdin_is_terminal=False).workers[0].stdout == spec
+
+
+def test_a_lone_worker_whose_output_is_heard_keeps_its_order_on_a_terminal() -> None:
+    for is_terminal, stderr in ((True, Stdio.stdout()), (False, Stdio.log(console=2))):
+        own = Route(inherit=True, terminal=is_terminal)
+        plan = replace(_plan(_worker(0, stdout=own, stderr=own)), job=HEARD)
+        assert launch_spec(plan, stdin_is_terminal=False).workers[0].stderr == stderr

@@ -16,15 +16,23 @@ from collections.abc import Callable
 from dsl import Ended, EngineError, Event, LaunchSpec, Started, Supervisor, WorkerSpec
 
 
-def started(count: int = 1) -> Supervisor:
+def started(count: int = 1, grace_s: float = 60.0) -> Supervisor:
     """A supervisor whose workers run."""
     supervisor = Supervisor()
-    spec = LaunchSpec([WorkerSpec(sys.argv[2:])] * count, grace_s=60.0)
+    spec = LaunchSpec([WorkerSpec(sys.argv[2:])] * count, grace_s=grace_s)
     supervisor.start(spec)
     events: list[Event] = []
     while len([event for event in events if isinstance(event, Started)]) < count:
         events += supervisor.wait(10.0)
     return supervisor
+
+
+def end(supervisor: Supervisor) -> None:
+    """Wait until all has ended."""
+    events: list[Event] = []
+    while not (events and isinstance(events[-1], Ended)):
+        events += supervisor.wait(10.0)
+    supervisor.close()
 
 
 def regroup() -> None:
@@ -92,10 +100,7 @@ def fork() -> None:
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     supervisor.stop(grace_s=0)
-    events: list[Event] = []
-    while not (events and isinstance(events[-1], Ended)):
-        events += supervisor.wait(10.0)
-    supervisor.close()
+    end(supervisor)
     print(f"parent {os.waitstatus_to_exitcode(status)}")
 
 
@@ -124,4 +129,69 @@ def forget() -> None:
     print(f"went on {went_on}")
 
 
-{"regroup": regroup, "handle": handle, "fork": fork, "forget": forget}[sys.argv[1]]()
+def handlers() -> dict[int, object]:
+    """Handler of every signal as Python sees it."""
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def kernel_state() -> list[str]:
+    """Masks of this thread and dispositions of this process as the kernel sees them."""
+    with open("/proc/thread-self/status") as status:
+        return [line.split()[1] for line in status if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+
+
+def beside() -> None:
+    """Run a group to its end beside an own child, and compare before with after."""
+    # The first thread of a program makes libc install handlers of its own.
+    first = threading.Thread(target=int)
+    first.start()
+    first.join()
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(2))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
+    before = handlers(), kernel_state()
+    own = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(17)"])
+    daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    supervisor = started(3)
+    during = handlers(), kernel_state()
+    signal.raise_signal(signal.SIGUSR1)
+    end(supervisor)
+    after = handlers(), kernel_state()
+    alive = daemon.poll() is None
+    daemon.kill()
+    daemon.wait()
+    code = own.wait()
+    print(f"code {code} alive {alive} heard {heard} same {before == during == after}")
+
+
+def leave() -> None:
+    """End without a word to the group: fall off, raise, exit, or be killed, as the name of the action says."""
+    _supervisor = started(2, 0.5)
+    if ACTION == "raise":
+        raise RuntimeError("on purpose")
+    if ACTION == "exit":
+        sys.exit(3)
+    if ACTION == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse() -> None:
+    """There is no group where the kernel throws exit codes away."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        started()
+    except EngineError as error:
+        print("refused:", error)
+
+
+ACTION = sys.argv[1]
+own = {
+    "regroup": regroup,
+    "handle": handle,
+    "fork": fork,
+    "forget": forget,
+    "beside": beside,
+    "refuse": refuse,
+}
+own.get(ACTION, leave)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import signal
@@ -23,25 +24,13 @@ def shift(point: Point) -> Point:
     return Point(point.x + 1)
 
 
-def deaf(folder: str) -> None:
-    """Says that it is there, and that it was asked to go; stays."""
-
-    def note(_number: int, _frame: object) -> None:
-        pathlib.Path(folder, f"heard{os.environ['RANK']}").touch()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, note)
-    pathlib.Path(folder, f"ready{os.environ['RANK']}").touch()
-    while True:
-        time.sleep(0.05)  # a signal that comes just before a sleep does not end it
-
-
-def polite(folder: str) -> None:
-    """Says that it is there, and by which signal it was asked to go."""
+def polite(folder: str, *, is_deaf: bool = False) -> None:
+    """Says that it is there, and by which signal it was asked to go, which it does unless it is deaf."""
 
     def note(number: int, _frame: object) -> None:
         pathlib.Path(folder, f"heard{os.environ['RANK']}").write_text(str(number))
-        sys.exit(0)
+        if not is_deaf:
+            sys.exit(0)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
@@ -58,6 +47,7 @@ def main() -> None:
     elif manner == "lambda":
         print(launch(lambda x: x * 2, 21))
     elif manner == "deaf":
+        deaf = functools.partial(polite, is_deaf=True)
         elastic_launch(LaunchConfig(1, 1, 2, grace_s=float(sys.argv[3])), deaf)(sys.argv[2])
     elif manner == "polite":
         elastic_launch(LaunchConfig(1, 1, 2), polite)(sys.argv[2])

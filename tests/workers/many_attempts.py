@@ -17,8 +17,8 @@ from dsl.agent.planner import Planner  # noqa: E402
 from dsl.agent.roles import Listener  # noqa: E402
 from dsl.agent.session import OneNode, Session  # noqa: E402
 from dsl.cli import deepspeed, torchrun  # noqa: E402
+from dsl.conductor import restarts  # noqa: E402
 from dsl.facts import this_machine  # noqa: E402
-from dsl.model import progress  # noqa: E402
 from dsl.model.job import NodePlan  # noqa: E402
 from dsl.model.outcome import AttemptOutcome  # noqa: E402
 from dsl.plan.job import plan_job  # noqa: E402
@@ -47,14 +47,14 @@ def main() -> int:
     path, command, *words = sys.argv[1:]
     read = {"dsl": deepspeed.read, "dslrun": torchrun.read}[command]
     facts = this_machine()
-    progress.SAME_HOSTS = replace(progress.SAME_HOSTS, at_once=1 << 30)  # no pauses
+    restarts.SAME_HOSTS = replace(restarts.SAME_HOSTS, at_once=1 << 30)  # no pauses
     planner = Planner(plan_job(read(words, os.environ)[0], facts), facts)
 
     class Metered(OneNode):
         def listeners(self, plan: NodePlan) -> list[Listener]:
             return [*super().listeners(plan), Meter(path)]
 
-    return Session(planner, Metered(planner)).run_guarded()
+    return Session(Metered(planner)).run_guarded()
 
 
 sys.exit(main())

@@ -11,12 +11,12 @@ import os
 import signal
 
 from dsl.errors import DslError
-from dsl.machine.this_process import Console, use_null
+from dsl.machine import Console, use_null
 from dsl.model.outcome import AttemptStarted, Outcome
 from dsl.output.job_folders import JobFolders, OwnFolder
 from dsl.report import speak
 from dsl.report.speak import flush_output, optional, say, write
-from dsl.signals import ENDING, signal_name
+from dsl.words import ENDING, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

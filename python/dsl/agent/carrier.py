@@ -1,6 +1,6 @@
 """Carries out what the conductor of a job orders: over links, and by direct call to a member of its own.
 
-The head has links alone, node 0 of a job with fixed places has both, and a node alone has no link.
+The head has links alone, and a node that conducts has both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dsl.control.messages import Hello, Preempted, Said, Stop
 from dsl.model.job import Notice
 from dsl.model.outcome import Hang
 from dsl.report.verdict import hang_lines, verdict
-from dsl.signals import signal_name
+from dsl.words import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class Carrier:
         self._hub = hub
         self._links: dict[int, Link] = {}
         """The links of members that have greeted us, by place."""
+
+    def _taking_part(self) -> dict[int, Link]:
+        """The links of members that are no spares."""
+        return {place: link for place, link in self._links.items() if self.conductor.takes_part(place)}
 
     def fileno(self) -> int:
         """The descriptor of the hub; negative: there is none."""

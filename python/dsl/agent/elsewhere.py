@@ -6,7 +6,7 @@ import time
 from itertools import count
 
 from dsl._record import replace
-from dsl.model.observation import Looked, NodePulse, NodeStacks, Relayed, Signalled
+from dsl.model.observation import Look, Looked, NodePulse, NodeStacks, Relayed, Signalled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from dsl.control.hub import Link
-    from dsl.model.observation import Look, SignalRank
+    from dsl.model.observation import SignalRank
 
     Question: TypeAlias = Look | SignalRank
 
@@ -26,10 +26,10 @@ ANSWER_S = 8.0
 class Elsewhere:
     """The members of a job on other hosts, as far as views are concerned.
 
-    ``links`` returns the present links, by place; ``name`` the name of a place for the user. ``workers`` and
-    ``nodes`` are the numbers of the whole job; ``words`` its program; None: those of the agent's own plan.
-    ``has_own``: our own workers are ranks of the job, too, not the programs that reach hosts. ``tee`` copies
-    the members' output, which is shown here, to a descriptor; None: they show it elsewhere.
+    ``links`` returns the links of those that take part now, by place; ``name`` the user's name of a place.
+    ``workers`` and ``nodes`` are the numbers of the whole job; ``words`` its program; None: those of our own
+    plan. ``has_own`` says whether our own workers are ranks of the job now, not programs that reach hosts.
+    ``tee`` copies the members' output, which is shown here, to a descriptor; None: they show it elsewhere.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Elsewhere:
         nodes: int,
         workers: int | None = None,
         words: tuple[str, ...] | None = None,
-        has_own: bool = False,
+        has_own: Callable[[], bool] = lambda: False,
         tee: Callable[[int], None] | None = None,
     ) -> None:
         self.tee = tee
@@ -75,7 +75,7 @@ class Elsewhere:
     ) -> Iterator[object]:
         from queue import Empty
 
-        deadline_s = time.monotonic() + ANSWER_S
+        deadline_s = time.monotonic() + ANSWER_S + (look.for_s if isinstance(look, Look) else 0)
         waiting = set(missing)
         try:
             while waiting:

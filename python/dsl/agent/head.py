@@ -1,7 +1,7 @@
 """The head of a job on several hosts: carries out the conductor's orders over the links to the hosts' agents.
 
-To the agent that runs here, the head is the source of the one plan, a channel, a listener, and the decider.
-That agent supervises the programs that reach the hosts (`dsl.agent.starters`).
+To the agent that runs here, the head is a channel, a listener, and the decider. That agent supervises the
+programs that reach the hosts (`dsl.agent.starters`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import os
 import time
 
 from dsl import Ended, SignalReceived, Stopping, __version__
-from dsl.agent.agent import wait_for
 from dsl.agent.carrier import Carrier
 from dsl.agent.elsewhere import Elsewhere
 from dsl.agent.session import Session, Side
-from dsl.agent.starters import KeyTold, Killed, Missing, Starters
+from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms, seats_of
-from dsl.control.hub import KEY_BYTES, FdStream, allow_connections
+from dsl.control.hub import KEY_BYTES, FdStream, Hub, allow_connections
 from dsl.control.messages import Assignment, Hello, Lost, Recorded, Refused
 from dsl.errors import LauncherError, OutputError, ReaderGoneError
-from dsl.launchers.table import BY_SSH
-from dsl.lists import with_port
+from dsl.launchers.table import BY_SSH, starts_of, uses_streams
+from dsl.machine import wait_for
 from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import GO_ON, AttemptOutcome, Decision, Hang, Outcome
 from dsl.model.request import LEVELS
-from dsl.printable import printable
 from dsl.report.narrator import tell_end
 from dsl.report.speak import say, show_text
 from dsl.report.verdict import hang_lines
+from dsl.words import printable, with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,14 +35,17 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.background import Background
+    from dsl.agent.discovery import Discovery
     from dsl.agent.roles import Channel, Listener
     from dsl.conductor.examination import Examination
-    from dsl.control.hub import Hub, Link
+    from dsl.conductor.listed import ListedConductor
+    from dsl.control.hub import Link
     from dsl.facts import Facts
     from dsl.launchers.base import Start
     from dsl.model.job import Job, NodePlan, Pairs
     from dsl.model.judgement import Judgement
-    from dsl.model.remote import Remote
+    from dsl.plan.job import JobPlan
+    from dsl.plan.remote import Remote
     from dsl.report.recorder import Recorder
 
 ENDING_S = 2.0
@@ -51,22 +53,44 @@ ENDING_S = 2.0
 
 
 def run_head(
-    job: Job,
-    remote: Remote,
-    starts: Sequence[Start],
-    hub: Hub,
+    planned: JobPlan,
     facts: Facts,
     background: Background | None = None,
     recorder: Recorder | None = None,
-    examined: Sequence[Notice] | None = None,
+    *,
+    examines: bool = False,
+    looks_first: bool = False,
 ) -> int:
-    """Start these programs, conduct the job, and end this process with the job's exit code.
+    """Reach the hosts of a job, conduct it, and end this process with the job's exit code.
 
-    ``hub``: where the agents will connect. ``background``, ``recorder``: see `Session`. ``examined``: what
-    the plan has to say, if the agents only look at their hosts for ``--doctor``; None: they run the job.
-    Returns the exit code only if nothing was started.
+    ``background``, ``recorder``: see `Session`. ``examines``: the agents only look at their hosts, for
+    ``--doctor``. ``looks_first``: they look before the first attempt. Returns the exit code only if nothing
+    was started.
+
+    Raises:
+        LauncherError: the hosts cannot be reached.
     """
+    job, remote = planned.job, planned.remote
+    assert remote is not None
     node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
+    hub = Hub(remote.heartbeat_s, show=True)
+    addresses: Sequence[str] = ()
+    variables: Pairs = ()
+    if not uses_streams(job, remote):
+        addresses, variables = _listen(hub, job, remote, facts, len(node_ranks))
+    folder = f"{facts.names.temp_dir}/dsl_hosts_{os.urandom(8).hex()}"
+
+    def starts(job: Job, remote: Remote) -> Sequence[Start]:
+        return starts_of(
+            job,
+            remote,
+            facts,
+            is_root=os.geteuid() == 0,
+            addresses=addresses,
+            variables=variables,
+            folder=folder,
+        )
+
     allow_connections(len(node_ranks))
     assignment = Assignment(
         version=__version__,
@@ -80,26 +104,35 @@ def run_head(
         stderr=facts.console.stderr,
         is_one=facts.console.is_one,
         checks=remote.checks,
-        examines=examined is not None,
+        examines=examines,
+        looks_first=looks_first,
         records=recorder is not None,
     )
     terms = reached_terms(job, remote, assignment)
     conductor: Conductor | Examination
-    if examined is None:
-        conductor = Conductor(terms, time.monotonic())
-    else:
+    listed: ListedConductor | None = None
+    if examines:
         from dsl.conductor.examination import Examination
 
-        conductor = Examination(terms, time.monotonic(), examined)
-    head = Head(
-        job, conductor, Starters(job, starts, node_ranks, facts.environ, remote.fanout), hub, recorder
-    )
-    head.is_visible = examined is None
-    return Session(head, head, background=background, recorder=recorder).run_guarded()
+        conductor = Examination(terms, time.monotonic(), planned.notices)
+    elif remote.discover:
+        from dsl.conductor.listed import ListedConductor
+
+        conductor = listed = ListedConductor(terms, time.monotonic())
+    else:
+        conductor = Conductor(terms, time.monotonic())
+    starters = Starters(job, starts(job, remote), node_ranks, facts.environ, remote.fanout)
+    head = Head(conductor, starters, hub, recorder)
+    if listed is not None:
+        from dsl.agent.discovery import Discovery
+
+        head.discover(Discovery(listed, starters, assignment, remote, facts, starts))
+    head.is_visible = not examines
+    return Session(head, background=background, recorder=recorder).run_guarded()
 
 
-def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str], Pairs]:
-    """Let the agents of a job connect: our addresses, and the variables that the agents need.
+def _listen(hub: Hub, job: Job, remote: Remote, facts: Facts, count: int) -> tuple[list[str], Pairs]:
+    """Let so many agents connect: our addresses, and the variables that the agents need.
 
     Raises:
         LauncherError: the hosts could not reach us.
@@ -109,7 +142,7 @@ def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str],
     if remote.launcher not in BY_SSH:
         key = os.urandom(KEY_BYTES)
         variables = (("DSL_CONTROL_KEY", key.hex()),)
-        hub.expect(None, key, count=len(seats_of(job, per_node=remote.per_node)))
+        hub.expect(None, key, count=count)
     found = facts.network.addresses_toward([host.name for host in job.hosts], job.meeting.address)
     if not found:
         raise LauncherError(
@@ -120,31 +153,34 @@ def listen(hub: Hub, job: Job, remote: Remote, facts: Facts) -> tuple[list[str],
 
 
 class Head(Carrier, Side):
-    """Source, channel, listener and decider of the agent that runs on the host where a job was launched."""
+    """Channel, listener and decider of the agent that runs on the host where a job was launched."""
 
     routine = True
     is_judged = True
+    _discovery: Discovery | None = None
+    """The list of hosts, if it may change."""
 
     def __init__(
         self,
-        job: Job,
         conductor: Conductor | Examination,
         starters: Starters,
         hub: Hub,
         recorder: Recorder | None = None,
     ) -> None:
         super().__init__(conductor, hub)
-        self.decider = self
-        self.job, self.hub = job, hub
+        self.decider, self.source = self, starters
+        self.job, self.hub = starters.job, hub
         self._recorder = recorder
         self._starters = starters
+        starters.tell, starters.let_in = self._speak, hub.expect
+        starters.miss, starters.lose = self._miss, self._lose
         hub.share_output(len(conductor.roster))
         self.elsewhere = Elsewhere(
-            lambda: self._links,
+            self._taking_part,
             conductor.roster.name,
-            nodes=len(job.hosts),
-            workers=sum(len(host.slots) for host in job.hosts),
-            words=(job.program.script, *job.program.args),
+            nodes=len(self.job.hosts),
+            workers=sum(len(host.slots) for host in self.job.hosts),
+            words=(self.job.program.script, *self.job.program.args),
             tee=hub.tee,
         )
         self._dismissal_s: float | None = None
@@ -168,23 +204,20 @@ class Head(Carrier, Side):
         """How the job has ended on all hosts."""
         return self.conductor.judgement
 
-    # ------------------------------------------------------------------ source and decider
+    def discover(self, discovery: Discovery) -> None:
+        """Follow a list of hosts that changes."""
+        self._discovery, discovery.relist = discovery, self._relist
 
-    def plan(self, attempt: int) -> NodePlan:  # noqa: ARG002  there is only one
-        """Plan the programs that reach the hosts."""
-        return self._starters.plan()
+    def _relist(self, job: Job, orders: Sequence[object]) -> None:
+        self.job, count = job, len(job.hosts)
+        self.hub.share_output(count)
+        allow_connections(count)
+        if self.elsewhere is not None:
+            sizes = [one.size for one in self.conductor.roster if one.is_listed]
+            self.elsewhere.nodes, self.elsewhere.workers = len(sizes), sum(sizes)
+        self._obey(orders)
 
-    def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make the files that the programs need. Raises LauncherError."""
-        self._starters.prepare()
-        return plan
-
-    def finish(self, *, succeeded: bool) -> None:  # noqa: ARG002  as every source
-        """Remove what was made for the programs."""
-        self._starters.finish()
-
-    def tidy(self) -> None:
-        """There is nothing to remove."""
+    # ------------------------------------------------------------------ decider and channel
 
     def decide(self, event: object, last: AttemptOutcome | None) -> Decision:
         """Say what follows from an event: the job ends as the conductor says."""
@@ -192,8 +225,6 @@ class Head(Carrier, Side):
             code = self.conductor.code
             return Decision("end", code=1 if code is None else code or int(self.hub.has_lost_output))
         return event if isinstance(event, Decision) else GO_ON
-
-    # ------------------------------------------------------------------ channel
 
     @property
     def deadline_s(self) -> float | None:
@@ -204,7 +235,7 @@ class Head(Carrier, Side):
         """Hear what the agents say, and do what follows. Returns what is decided about the programs."""
         self._hear_links()
         now_s = time.monotonic()
-        self._follow(self._starters.go_on(now_s))
+        self._starters.go_on(now_s)
         due_s = self.conductor.deadline_s
         if due_s is not None and due_s <= now_s and not self.hub.drain(0.0):
             self.conductor.wait_longer(now_s)
@@ -256,7 +287,7 @@ class Head(Carrier, Side):
             self._recorder.restart(notice.line)
 
     def _reach(self, place: int) -> None:
-        self._follow(self._starters.reach(place))
+        self._starters.reach(place)
 
     def _show(self, text: str) -> None:
         try:
@@ -273,28 +304,24 @@ class Head(Carrier, Side):
         ends = self._starters.end(others) or roster.is_complete
         self._dismissal_s = time.monotonic() + (within_s if ends else 0.0)
 
-    def _follow(self, news: Sequence[object]) -> None:
-        """Do what follows from what the programs that reach the hosts have said."""
-        for one in news:
-            now_s = time.monotonic()
-            if isinstance(one, KeyTold):
-                self.hub.expect(one.place, one.key)
-            elif isinstance(one, Notice):
-                self._speak(one)
-            elif isinstance(one, Missing):
-                is_awaited = any(self.conductor.roster.is_awaited(place) for place in one.places)
-                self._starters.told.update(one.places if is_awaited else ())
-                for line in one.said if is_awaited else ():
-                    self._speak(Notice("critical", line))
-                self._obey(self.conductor.starter_ended(one.places, one.why, now_s))
-            elif isinstance(one, Killed) and self.conductor.has_begun:
-                self._obey(self.conductor.starters_lost(one.why, now_s))
+    def _miss(self, places: Sequence[int], why: str, said: Sequence[str]) -> None:
+        if any(self.conductor.roster.is_awaited(place) for place in places):
+            self._starters.told.update(places)
+            for line in said:
+                self._speak(Notice("critical", line))
+        self._obey(self.conductor.starter_ended(places, why, time.monotonic()))
+
+    def _lose(self, why: str) -> None:
+        if self.conductor.has_begun:
+            self._obey(self.conductor.starters_lost(why, time.monotonic()))
 
     # ------------------------------------------------------------------ listener
 
     def hear(self, event: object) -> None:
         """Hear what happens here."""
-        self._follow(self._starters.hear(event))
+        if self._discovery is not None and self._discovery.hear(event):
+            return
+        self._starters.hear(event)
         if isinstance(event, Stopping):
             if event.reason == "guard_lost":
                 self._is_orphan = True
@@ -307,7 +334,7 @@ class Head(Carrier, Side):
                 self._speak(Notice("error", line))
             self._obey(self.conductor.hang(event, time.monotonic()))
         elif isinstance(event, Ended):
-            self._follow(self._starters.go_on(float("inf")))
+            self._starters.go_on(float("inf"))
             if not self._is_orphan:
                 self._hear_out()
             self._show_rest()

@@ -1,21 +1,24 @@
-"""How a node with a fixed place joins its job: what it knows from the start, and the key of the job. Pure."""
+"""How a node joins a job of several nodes: what it knows from the start, and the key of the links. Pure."""
 
 from __future__ import annotations
 
 from dsl import __version__
-from dsl._record import Record
+from dsl._record import Record, replace
 from dsl.control.messages import Hello
 from dsl.errors import OptionError
-from dsl.lists import MOST_SECONDS, parse_seconds, quote, with_port
 from dsl.plan.worker import JOB_KEY_VARIABLE
+from dsl.rendezvous.settings import number
+from dsl.words import MOST_SECONDS, parse_seconds, quote, with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.facts import Facts
+    from dsl.model.job import Job, Meeting
     from dsl.model.request import Program
     from dsl.plan.job import JobPlan
+    from dsl.rendezvous.delegate_messages import Claimed
 
 TIMEOUT_S = 600.0
 """How long the nodes wait for each other before the first attempt, as torch's static rendezvous does."""
@@ -49,6 +52,8 @@ WAITING = "waiting for "
 class Joining(Record):
     """How a node takes part."""
 
+    job: Job
+    """The job."""
     hello: Hello
     """What it says about itself."""
     address: str
@@ -67,6 +72,8 @@ class Joining(Record):
     """The command of this node without its rank option; empty: not known."""
     rank_at: int = 0
     """Index of the word in ``command`` before which the option for the place belongs."""
+    claimed: Claimed | None = None
+    """Who conducts a job over a store."""
 
     @property
     def meeting_point(self) -> str:
@@ -77,17 +84,14 @@ class Joining(Record):
         """What to type for another node; empty if that does not fit on a line."""
         from shlex import join
 
-        words = (*self.command[: self.rank_at], "--node-rank", str(place), *self.command[self.rank_at :])
+        option = self.job.flavour.spell(RANK_OPTION)
+        words = (*self.command[: self.rank_at], option, str(place), *self.command[self.rank_at :])
         line = join(words)
         return line if self.command and line.isprintable() and len(line) <= LONGEST_COMMAND else ""
 
 
-def joining_of(
-    planned: JobPlan, facts: Facts, workers: int, again: tuple[tuple[str, ...], int] = ((), 0)
-) -> Joining:
+def joining_of(planned: JobPlan, facts: Facts, workers: int) -> Joining:
     """How this node joins its job with so many workers.
-
-    ``again``: `Joining.command` and `Joining.rank_at`.
 
     Raises:
         OptionError: a setting or the job key is not valid.
@@ -96,18 +100,10 @@ def joining_of(
     assert point.port is not None
     settings = dict(point.settings)
     key, is_keyed = job_key(facts.environ, job.run_id)
-    hello = Hello(
-        __version__,
-        planned.node_rank,
-        facts.names.host,
-        facts.names.pid,
-        nodes=job.node_count,
-        workers=workers,
-        role=job.role,
-        run_id=job.run_id,
-    )
+    command, rank_at = without_place(planned.argv, job.program, facts.environ)
     return Joining(
-        hello,
+        job,
+        _hello(job, planned.node_rank, workers, facts),
         point.address,
         point.port,
         key,
@@ -115,8 +111,56 @@ def joining_of(
         timeout_s=_seconds(settings, "timeout", TIMEOUT_S),
         silence_s=_seconds(settings, "keep_alive_interval", SIGN_OF_LIFE_S)
         * _seconds(settings, "keep_alive_max_attempt", MOST_MISSED),
-        command=again[0],
-        rank_at=again[1],
+        command=command,
+        rank_at=rank_at,
+    )
+
+
+def _hello(job: Job, place: int, workers: int, facts: Facts) -> Hello:
+    names = facts.names
+    return Hello(
+        __version__,
+        place,
+        job.hosts[place].name if job.hosts else names.host,
+        names.pid,
+        nodes=job.node_count,
+        spares=job.meeting.spares,
+        workers=workers,
+        role=job.role,
+        run_id=job.run_id,
+    )
+
+
+def awaited(job: Job) -> str:
+    """What the nodes of a job wait for, in words."""
+    place = f" at {job.meeting.endpoint}" if job.meeting.endpoint else ""
+    return f"the nodes with run id {job.run_id}{place}"
+
+
+def silence_of(job: Job) -> float:
+    """After this many seconds of silence the other side is lost."""
+    settings = job.meeting.settings
+    return float(number(settings, "keep_alive_interval") * number(settings, "keep_alive_max_attempt"))
+
+
+def store_joining(job: Job, claimed: Claimed, workers: int, facts: Facts, last: Meeting | None) -> Joining:
+    """How this node takes part, with so many workers. ``last``: its meeting under an earlier conductor."""
+    hello = replace(
+        _hello(job, 0 if claimed.conducts else claimed.place, workers, facts),
+        order=claimed.node,
+        attempts=0 if last is None else last.attempt + 1,
+        restarts=0 if last is None else last.restarts,
+    )
+    return Joining(
+        job,
+        hello,
+        claimed.at_address,
+        claimed.at_port,
+        bytes.fromhex(claimed.key),
+        is_keyed=True,
+        timeout_s=number(job.meeting.settings, "join_timeout"),
+        silence_s=silence_of(job),
+        claimed=claimed,
     )
 
 
@@ -150,12 +194,16 @@ def job_key(environ: Mapping[str, str], run_id: str) -> tuple[bytes, bool]:
         ) from None
 
 
-def objection(hello: Hello, own: Hello) -> str:
+def objection(hello: Hello, own: Hello, job: Job) -> str:
     """Why a node that calls has no place in a job of that many nodes; empty: it may have one."""
     if hello.nodes != own.nodes:
-        return f"its --nnodes is {hello.nodes}, that of node 0 is {own.nodes}"
-    if not 0 < hello.place < own.nodes:
-        return f"its --node-rank is {hello.place}, with {own.nodes} nodes it must be 1 to {own.nodes - 1}"
+        count = "number of hosts" if job.hosts else "--nnodes"
+        return f"its {count} is {hello.nodes}, that of node 0 is {own.nodes}"
+    if hello.spares != own.spares:
+        return f"its --spares is {hello.spares}, that of node 0 is {own.spares}"
+    places, option = own.nodes + own.spares, job.flavour.spell(RANK_OPTION)
+    if not 0 < hello.place < places:
+        return f"its {option} is {hello.place}, with {places} nodes it must be 1 to {places - 1}"
     return ""
 
 

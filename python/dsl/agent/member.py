@@ -6,13 +6,12 @@ It tells the conductor what happens here. It decides one thing: its workers end 
 from __future__ import annotations
 
 from dsl import Exited, SignalReceived, Stopping
-from dsl.control.messages import Failing, Forward, Lost, Over, Preempted, Running, Stop
+from dsl.control.messages import Failing, Forward, Lost, Over, Preempted, Stop
 from dsl.model.job import Meeting
 from dsl.model.observation import Look, SignalRank
 from dsl.model.outcome import (
+    END_ACTIONS,
     GO_ON,
-    REQUEUE_CODE,
-    SIGNAL_CODES,
     Asked,
     AttemptOutcome,
     AttemptStarted,
@@ -21,13 +20,15 @@ from dsl.model.outcome import (
     RestartFailed,
     Restarting,
     own_code,
+    signal_code,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
+    from dsl.control.messages import Checked
     from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
 
@@ -47,11 +48,31 @@ if TYPE_CHECKING:
         def send(self, message: object) -> None:
             """Send a message, without waiting. The message is lost if the conductor is lost."""
 
+        def hear(self, event: object) -> None:
+            """Hear what happens here, beside the messages of the member."""
+
 
 FAILURE = 1
 
-END_ACTIONS = ("stop", "ignore", "preempt")
-"""Values of `dsl.SignalReceived.action` that end the job. ``ignore``: its workers were ending already."""
+
+class Nobody:
+    """The conversation with a conductor that is lost."""
+
+    deadline_s = None
+
+    def fileno(self) -> int:
+        """There is none."""
+        return -1
+
+    def receive(self) -> Sequence[object]:
+        """Nothing."""
+        return ()
+
+    def send(self, message: object) -> None:
+        """Lose the message."""
+
+    def hear(self, event: object) -> None:
+        """Nobody listens."""
 
 
 class Member:
@@ -62,41 +83,44 @@ class Member:
     """
 
     def __init__(
-        self, conversation: Conversation, first: Meeting, max_restarts: int = 0, plan: NodePlan | None = None
+        self, conversation: Conversation, first: Meeting, offer: Callable[[], Checked] | None = None
     ) -> None:
-        """``max_restarts``: those of the job. ``plan``: that of the attempt that runs; None: none does."""
-        self._conversation, self._max_restarts, self._plan = conversation, max_restarts, plan
+        """``offer`` makes what this node says about itself before each further attempt; None: nothing."""
+        self.conversation = conversation
+        self._offer = offer
+        self._plan: NodePlan | None = None
         self.meeting = first
         """The latest meeting."""
         self.judgement: Judgement | None = None
         """How the job has ended, once the conductor has said so; None also if it has ended well."""
+        self.has_succeeded = False
+        """The conductor has said that the job has ended well."""
 
     # ------------------------------------------------------------------ what the conductor says
 
     @property
     def deadline_s(self) -> float | None:
         """The deadline of the conversation."""
-        return self._conversation.deadline_s
+        return self.conversation.deadline_s
 
     def fileno(self) -> int:
         """The descriptor of the conversation."""
-        return self._conversation.fileno()
+        return self.conversation.fileno()
 
     def read(self) -> Sequence[object]:
         """Take the messages of the conductor: they are events for `decide`."""
-        said = list(self._conversation.receive())
+        said = list(self.conversation.receive())
         for index, message in enumerate(said):
             if isinstance(message, Meeting):
                 self.meeting = message
             elif isinstance(message, Over):
                 self.judgement = message.judgement
             elif isinstance(message, (Look, SignalRank)):
-                said[index] = Asked(message, self._conversation.send)
+                said[index] = Asked(message, self.conversation.send)
         return said
 
-    def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the conductor knows
-        """The meeting of an attempt, which the conductor has made."""
-        assert self.meeting.attempt == attempt
+    def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the conductor knows both
+        """The meeting of an attempt, which the conductor has made and counted."""
         return self.meeting
 
     # ------------------------------------------------------------------ what follows
@@ -114,16 +138,20 @@ class Member:
     def _between(self, event: object, last: AttemptOutcome) -> Decision:
         """The conductor says what follows an attempt, unless it has said so already."""
         if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
-            return Decision("end", code=signal_code(event.signum, last.plan.preempt_signal))
+            return Decision("end", code=signal_code(event.signum, last.plan.job.signals.preempt))
         if isinstance(event, Meeting):
-            told = Restarting(last, event.restarts, self._max_restarts)
-            return Decision("start", attempt=event.attempt, restarts=event.restarts, told=told)
+            told = Restarting(last, event.restarts, event.reason != "membership")
+            return Decision("start", attempt=event.attempt, told=told)
         # Without a guard the workers may not start again.
         said = last.news if event is last else (event,)
         ending = [one for one in said if isinstance(one, (Over, Lost, Stopping, RestartFailed))]
         if ending:
             # The code of the job if the conductor has judged, else that of the last attempt here.
             judged = [one.judgement for one in ending if isinstance(one, Over) and one.judgement is not None]
+            self.judgement = judged[0] if judged else self.judgement
+            self.has_succeeded = any(isinstance(one, Over) and one.has_succeeded for one in ending)
+            if self.has_succeeded:  # whatever has happened here before a spare has taken over
+                return Decision("end")
             return Decision("end", code=judged[0].code or FAILURE if judged else last.final_code)
         return Decision("go_on", told=Awaiting(last)) if event is last else GO_ON
 
@@ -131,27 +159,22 @@ class Member:
 
     def hear(self, event: object) -> None:
         """Tell the conductor."""
-        send = self._conversation.send
+        send, plan = self.conversation.send, self._plan
         if isinstance(event, AttemptStarted):
             self._plan = event.plan
-            send(Running(event.plan.attempt))
-            return
-        plan = self._plan
-        if plan is None:
-            return
-        if isinstance(event, Exited):
+        elif plan is None:
+            pass
+        elif isinstance(event, Exited):
             exit_ = event.exit
             if exit_.status and not exit_.caused_by_stop:
                 code = own_code(exit_.status, is_stopped=False)
-                send(Failing(plan.attempt, plan.workers[exit_.worker].rank, code, exit_.ended_ns))
+                send(Failing(plan.meeting.attempt, plan.workers[exit_.worker].rank, code, exit_.ended_ns))
         elif isinstance(event, SignalReceived) and event.action == "preempt":
-            send(Preempted(plan.attempt, event.signum))
+            send(Preempted(plan.meeting.attempt, event.signum))
         elif isinstance(event, AttemptOutcome):
             from dsl.evidence.reports import report_of
 
+            if self._offer is not None:  # the conductor has to know it before it can begin anew
+                send(self._offer())
             send(event.report or report_of(event))
-
-
-def signal_code(signum: int, preempt_signal: int | None) -> int:
-    """The exit code of a job that a signal ends while no worker runs (G2)."""
-    return REQUEUE_CODE if signum == preempt_signal else SIGNAL_CODES + signum
+        self.conversation.hear(event)

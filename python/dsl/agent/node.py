@@ -32,8 +32,7 @@ from dsl.control.messages import (
 from dsl.errors import ControlError, DslError
 from dsl.facts import Facts
 from dsl.launchers.base import FIRST_PLACE, PLACE
-from dsl.lists import TASKS, parse_number, parse_seconds
-from dsl.machine.this_process import Console, Names, use_null
+from dsl.machine import Console, Names, use_null
 from dsl.model.job import Meeting, Notice
 from dsl.model.observation import Look, Looked, SignalRank
 from dsl.model.request import DEFAULT_HEARTBEAT_S
@@ -41,6 +40,7 @@ from dsl.plan.job import JobPlan
 from dsl.plan.worker import shared_ranks
 from dsl.report.narrator import Narrator
 from dsl.report.speak import say
+from dsl.words import TASKS, parse_number, parse_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from dsl.agent.roles import Channel, Listener
     from dsl.model.job import NodePlan
-    from dsl.model.request import Level
+    from dsl.report.narrator import Show
 
 COMMAND = "dsl"
 KEY_VARIABLE = "DSL_CONTROL_KEY"
@@ -164,6 +164,8 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     checked = look(assignment, facts, link.own_address)
     if assignment.examines:
         return _be_examined(link, assignment, facts, checked)
+    if assignment.looks_first and not assignment.task:
+        checked = _with_health(checked, assignment, facts)
     link.send_now(checked)
     if checked.problems:
         return _end_early(link, _await(link, WORD_S))
@@ -176,21 +178,32 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     _enter(assignment.cwd, environ)
     head = HeadLink(hub, link, facts.console, assignment, allocation)
     member = head.decider = Member(head, first)
-    part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, member)
+    head.source = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, member)
     recorder = None
     if assignment.records:
         from dsl.report.recorder import Recorder
 
         name = assignment.job.hosts[assignment.node_rank].name
         recorder = Recorder(lambda line: head.send(Recorded(line.decode())), "", name)
-    return Session(part, head, recorder=recorder).run_guarded()
+    return Session(head, recorder=recorder).run_guarded()
+
+
+def _with_health(checked: Checked, assignment: Assignment, facts: Facts) -> Checked:
+    """What we know of this host, with what the doctor finds here for ``--doctor-first``."""
+    from dsl.doctor.host_checks import find_on_host
+    from dsl.view import look_here
+
+    job, node_rank = assignment.job, assignment.node_rank
+    workers = len(job.hosts[node_rank].slots)
+    health = look_here(job, facts.environ, facts, node_rank=node_rank, workers=workers, cwd=assignment.cwd)
+    errors = [finding.line for finding in find_on_host(health) if finding.level == "error"]
+    return replace(checked, problems=(*checked.problems, *errors), health=health)
 
 
 def _be_examined(link: Link, assignment: Assignment, facts: Facts, checked: Checked) -> int:
     """Look at this host for ``--doctor``, and at the ways to the others. Returns the exit code."""
-    from dsl.doctor.look import look_here
-    from dsl.doctor.ways import Porch, try_ways
     from dsl.model.request import DEFAULT_MASTER_PORT
+    from dsl.view import Porch, look_here, try_ways
 
     job, node_rank = assignment.job, assignment.node_rank
     is_open = not node_rank and checked.is_port_free  # the way to rank 0 is tried at its own port
@@ -218,9 +231,9 @@ def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
     notices = [notice for notice in plan.notices if not (is_known and notice.is_made)]
     said = [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in notices]
     if assignment.is_elastic and assignment.job.debug.ranks:
-        from dsl.plan.debugging import attach_notices
+        from dsl.plan.starting import attach_notices
 
-        told = attach_notices(plan, assignment.job)
+        told = attach_notices(plan)
         said += [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in told]
     if assignment.job.placement.names_devices:
         from dsl.report.plan import bindings_table
@@ -244,7 +257,7 @@ def _enter(cwd: str, environ: dict[str, str]) -> None:
 def _end_early(link: Link, message: object) -> int:
     """End without workers: the head has ended the job, or is gone. Returns the exit code."""
     if isinstance(message, Over):
-        link.send_now(Bye(0))
+        link.send_now(Bye())
         return 0
     why = message.reason if isinstance(message, Lost) else "has said something else than was expected"
     say(COMMAND, f"error: the head of the job {why}")
@@ -325,8 +338,10 @@ class Part(Planner):
 
     def __init__(self, planned: JobPlan, facts: Facts, assignment: Assignment, member: Member) -> None:
         """Raises UsageError: the logs plug-in cannot be used."""
-        super().__init__(planned, facts, member, shares_dirs=assignment.task is not None)
+        super().__init__(planned, facts)
+        self.meet_by(member)
         self._task = assignment.task
+        self.shares_dirs = self._task is not None
         self._member = member
 
     def plan(self, attempt: int) -> NodePlan:  # noqa: ARG002  the head counts attempts over all hosts
@@ -361,7 +376,7 @@ def conducted(plan: NodePlan, task: int | None, ranks: Mapping[str, str]) -> Nod
         workers = tuple([replace(worker, keep_fds=(int(pmi_fd),)) for worker in workers])
     run_dirs, pid_file = plan.run_dirs, plan.pid_file
     if task is not None:
-        of_tasks = f"/attempt_{plan.attempt}/"
+        of_tasks = f"/attempt_{plan.meeting.attempt}/"
         run_dirs = tuple(
             [path for path in run_dirs if of_tasks not in path or path.endswith(f"{of_tasks}{task}")]
         )
@@ -377,17 +392,9 @@ def conducted(plan: NodePlan, task: int | None, ranks: Mapping[str, str]) -> Nod
     )
 
 
-class HeadSink:
-    """Takes the lines of the narrator for the head, which shows them if the user wants their level."""
-
-    has_verdict = False
-
-    def __init__(self, send: Callable[[object], None]) -> None:
-        self._send = send
-
-    def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:  # noqa: ARG002  the head marks it
-        """Send one line."""
-        self._send(Said(Notice(level, f"host {plan.host}: {text}")))
+def at_head(send: Callable[[object], None]) -> Show:
+    """Let the head show the narrator's lines, which it marks, if the user wants their level."""
+    return lambda plan, text, level, _: send(Said(Notice(level, f"host {plan.host}: {text}")))
 
 
 class HeadLink(Side):
@@ -415,7 +422,7 @@ class HeadLink(Side):
     def listeners(self, plan: NodePlan) -> list[Listener]:
         """The member, and a narrator whose lines the head shows."""
         self._announced = announcements(plan, self._assignment)
-        return [self.decider, Narrator(plan, HeadSink(self.send))]
+        return [self.decider, Narrator(plan, at_head(self.send), has_verdict=False)]
 
     def channels(self) -> list[Channel]:
         """The member, which hears the head."""
@@ -432,6 +439,9 @@ class HeadLink(Side):
     def send(self, message: object) -> None:
         """Send a message."""
         self._link.send(message)
+
+    def hear(self, event: object) -> None:
+        """The head hears in the member's messages what it has to know."""
 
     def stay(self) -> None:
         """Leave the connection to the agent: when the agent dies, the head sees it at once."""
@@ -458,14 +468,14 @@ class HeadLink(Side):
         """Let the head report it."""
         (self.send if self._is_served else self._link.send_now)(Refused(text, code))
 
-    def leave(self, code: int) -> int:
+    def leave(self, code: int) -> int:  # noqa: ARG002  the reports have told it to the head
         """Send the rest of the output, then the last message.
 
-        The head gets the code by message. The launcher always gets 0: for any other code Open MPI 4 takes
-        three seconds to end, and Slurm ends agents that still send output.
+        The launcher always gets 0: for any other code Open MPI 4 takes three seconds to end, and Slurm ends
+        agents that still send output.
         """
         self._hub.drain()
-        self.send(Bye(code))
+        self.send(Bye())
         is_alone = self._link.is_lost
         self._hub.close(FAREWELL_S)
         if is_alone and self._allocation:

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 from dsl.errors import PidFileError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_DIGITS = 20
 
 
-class PidFile:
-    """A file that holds the agent's pid while the job runs."""
+@contextmanager
+def pid_file(path: str) -> Iterator[None]:
+    """Hold the agent's pid in a file while the job runs. Raises PidFileError."""
+    try:
+        _write(path)
+    except OSError as error:
+        raise PidFileError(f"cannot write the pid file {path}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        remove(path, os.getpid())
 
-    def __init__(self, path: str) -> None:
-        self._path = path
 
-    def __enter__(self) -> None:
-        try:
-            self._write()
-        except OSError as error:
-            raise PidFileError(f"cannot write the pid file {self._path}: {error.strerror}") from error
-
-    def __exit__(self, *_: object) -> None:
-        remove(self._path, os.getpid())
-
-    def _write(self) -> None:
-        try:
-            file = _create(self._path)
-        except FileExistsError as error:
-            # In a container every job may have the same pid, so a file may be left from a job that died with
-            # its machine.
-            if not _is_leftover(self._path):
-                reason = f"{error.strerror}, remove it if it is a leftover"
-                raise PidFileError(f"cannot write the pid file {self._path}: {reason}") from None
-            os.unlink(self._path)
-            file = _create(self._path)
-        try:
-            os.write(file, str(os.getpid()).encode())
-        except OSError:
-            os.unlink(self._path)
-            raise
-        finally:
-            os.close(file)
+def _write(path: str) -> None:
+    try:
+        file = _create(path)
+    except FileExistsError as error:
+        # In a container every job may have the same pid, so a file may be left from a job that died with its
+        # machine.
+        if not _is_leftover(path):
+            reason = f"{error.strerror}, remove it if it is a leftover"
+            raise PidFileError(f"cannot write the pid file {path}: {reason}") from None
+        os.unlink(path)
+        file = _create(path)
+    try:
+        os.write(file, str(os.getpid()).encode())
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(file)
 
 
 def remove(path: str, pid: int) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from dsl.control.messages import Assignment, Checked
-from dsl.errors import DslError, PortError
-from dsl.lists import counted, format_ranges, numbered
-from dsl.machine.check import check_program, find_executable, is_out_of_reach
+from dsl.errors import DslError, PortError, ProgramError
+from dsl.machine.check import check_executable, check_program, find_executable, is_out_of_reach
 from dsl.machine.network import is_loopback
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.plan.worker import accelerator_of, inherited_environment, shown_slots
+from dsl.words import counted, format_ranges, numbered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from dsl.facts import Facts
     from dsl.model.job import Job, Meeting, NodePlan, Notice
@@ -66,6 +66,7 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
         environ = inherited_environment(job, facts.environ)
         problems += file_problems(job, environ, assignment.cwd)
         problems += _look_at_debugger(assignment, environ, facts)
+        problems += _look_at_wraps(assignment, environ)
         problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
         problems.append(problem)
         if not assignment.is_elastic:  # for elastic jobs the head picks address and port of the first node
@@ -109,19 +110,19 @@ def file_problems(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
     return problems
 
 
-def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
+def debugger_notices(plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
     """Notices on how to attach to the workers of a node that starts its part itself.
 
     Raises:
         OptionError: debugpy is missing.
         PortError: a worker's port is taken.
     """
-    from dsl.plan.debugging import attach_notices, check_ports
+    from dsl.plan.starting import attach_notices, check_ports
 
     check_ports(plan, facts)
-    notices = attach_notices(plan, job)
+    notices = attach_notices(plan)
     if notices:
-        need_debugger(job, plan.env, facts)
+        need_debugger(plan.job, plan.env, facts)
     return notices
 
 
@@ -137,13 +138,13 @@ def need_debugger(job: Job, environ: Mapping[str, str], facts: Facts) -> None:
 
 def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts: Facts) -> list[str]:
     """Problems with debugpy, and with the ports of this node's debugged workers."""
-    job, node_rank = assignment.job, assignment.node_rank
+    job = assignment.job
     if not job.debug.ranks:
         return []
-    from dsl.plan.debugging import debug_port, port_problem
+    from dsl.plan.starting import debug_port, port_problem
 
-    first = sum(len(host.slots) for host in job.hosts[:node_rank])
-    ranks = range(first, first + len(job.hosts[node_rank].slots))
+    ranks = _first_ranks(assignment)
+    first = ranks.start
     try:
         # In an elastic job any rank may run on any host.
         ports = [] if assignment.is_elastic else [debug_port(job, one, one - first) for one in ranks]
@@ -152,6 +153,46 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
     except DslError as error:
         return [str(error)]
     return [port_problem(first + local, port, facts) for local, port in enumerate(ports) if port is not None]
+
+
+def _first_ranks(assignment: Assignment) -> range:
+    """Ranks of this node's workers, as long as all hosts take part."""
+    hosts, node_rank = assignment.job.hosts, assignment.node_rank
+    first = sum(len(host.slots) for host in hosts[:node_rank])
+    return range(first, first + len(hosts[node_rank].slots))
+
+
+def check_wraps(
+    job: Job, ranks: Collection[int] | None, environ: Mapping[str, str], folder: str = ""
+) -> None:
+    """Refuse commands that are not there, which are to wrap workers of these ranks; None: of any rank.
+
+    Raises:
+        ProgramNotFoundError: a command does not exist.
+        ProgramNotExecutableError: a command may not be executed, or not be reached.
+    """
+    from dsl.output.grammar import is_in
+    from dsl.plan.wraps import parse_wrap
+
+    for runs, words in map(parse_wrap, job.start.wraps):
+        if ranks is not None and not any(is_in(rank, runs) for rank in ranks):
+            continue
+        try:
+            check_executable(words[0], "--wrap", environ, folder)
+        except ProgramError as error:
+            raise type(error)(f"--wrap: {error}") from None
+
+
+def _look_at_wraps(assignment: Assignment, environ: Mapping[str, str]) -> list[str]:
+    """Problems with the commands that wrap workers of this node. In an elastic job it may have any rank."""
+    if not assignment.job.start.wraps:
+        return []
+    ranks = None if assignment.is_elastic else _first_ranks(assignment)
+    try:
+        check_wraps(assignment.job, ranks, environ, assignment.cwd)
+    except DslError as error:
+        return [str(error)]
+    return []
 
 
 def _folder_problem(cwd: str) -> str:

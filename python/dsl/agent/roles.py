@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dsl.model.job import Job, NodePlan
+from dsl.model.job import NodePlan
 from dsl.model.outcome import AttemptOutcome, Decision
 
 
@@ -27,11 +27,7 @@ class Listener(Protocol):
 
 
 class Source(Protocol):
-    """Where the plans of a job come from: a node, a head, an experiment."""
-
-    @property
-    def job(self) -> Job | None:
-        """The job; None: nothing is started again."""
+    """Where the plans of a job come from: a node or a head."""
 
     def plan(self, attempt: int) -> NodePlan:
         """Decide what an attempt starts, counted from 0. Raises DslError.
@@ -41,10 +37,6 @@ class Source(Protocol):
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
-
-
-class Plans(Source, Protocol):
-    """A source of plans that cleans up after the job."""
 
     def finish(self, *, succeeded: bool) -> None:
         """Remove the files that were made for the job."""

@@ -15,9 +15,9 @@ import time
 from dsl import BindingError, Ended, EngineError, Guard, SpecError, Supervisor, _own_process
 from dsl.agent.agent import Agent
 from dsl.errors import DslError
-from dsl.report.narrator import CONSOLE, Narrator
+from dsl.report.narrator import Narrator, to_console
 from dsl.report.speak import complain, flush_output, optional, say
-from dsl.signals import ENDING, MORE_PROCESSES, end_on_request, signal_name
+from dsl.words import ENDING, MORE_PROCESSES, end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,23 +28,21 @@ if TYPE_CHECKING:
     from dsl.agent.background import Background
     from dsl.agent.elsewhere import Elsewhere
     from dsl.agent.planner import Planner
-    from dsl.agent.roles import Channel, Decider, Listener, Plans
+    from dsl.agent.roles import Channel, Decider, Listener, Source
     from dsl.agent.timers import FileTimers
     from dsl.agent.warm import WarmCalls
     from dsl.model.job import NodePlan, Notice
     from dsl.model.judgement import Judgement
     from dsl.model.outcome import Outcome
-    from dsl.report.narrator import Sink
+    from dsl.report.narrator import Show
     from dsl.report.recorder import Recorder
 
     T = TypeVar("T")
-    Notices: TypeAlias = Callable[[NodePlan], Sequence[Notice]]
-
-    Launch: TypeAlias = Callable[[Plans, "Side", Notices], "Session"]
-    """Makes a session of its source, side and notices. The other arguments are known."""
+    Launch: TypeAlias = Callable[["Side"], "Session"]
+    """Makes a session of its side. The other arguments are known."""
 
 
-GUARD_MODULES = ("dsl.machine.sockets", "dsl.report.verdict")
+GUARD_MODULES = ("dsl.machine", "dsl.report.verdict")
 """Modules that the guard may need. The package may be gone from disk by then."""
 
 SIGINT, SIGTERM = 2, 15
@@ -57,6 +55,8 @@ INTERNAL_ERROR = 70  # sysexits.h: an error of our own
 class Side:
     """What takes part in a job beside the engine, in the two processes of a command or in a program."""
 
+    source: Source
+    """Plans the attempts."""
     decider: Decider | None = None
     """See `Agent`."""
     helper: int | None = None
@@ -82,6 +82,13 @@ class Side:
         """How the job has ended, once a conductor has judged that."""
         return None
 
+    def notices(self, plan: NodePlan) -> Sequence[Notice]:  # noqa: ARG002  most tell them in another way
+        """What `tell` has to say about the first plan. An error ends the launch."""
+        return ()
+
+    def tell(self, plan: NodePlan, notices: Sequence[Notice]) -> None:
+        """Tell the user about the first plan: before anything is made, and later where files were made."""
+
     def stay(self) -> None:
         """Called in the guard's process when there is an agent."""
 
@@ -100,19 +107,33 @@ class Side:
 class OneNode(Side):
     """A node that shows its user what happens; as it is, the only node of a job."""
 
-    has_others = False
-    """Nodes come and go, and the user hears of them, too."""
+    def __init__(self, planner: Planner) -> None:
+        self.source = self.planner = planner
+        self.show: Show = to_console
+        """Shows the narrator's lines."""
+        self.has_verdict = True
+        """See `Narrator`."""
 
-    def __init__(self, planner: Planner, sink: Sink = CONSOLE) -> None:
-        self.planner, self.sink = planner, sink
+    def notices(self, plan: NodePlan) -> Sequence[Notice]:
+        """What the user should know."""
+        return self.planner.notices(plan)
+
+    def tell(self, plan: NodePlan, notices: Sequence[Notice]) -> None:
+        """Tell the user about the first plan."""
+        for notice in notices:
+            Narrator(plan, self.show).note(notice)
 
     def listeners(self, plan: NodePlan) -> list[Listener]:
         """The narrator, and what else the plan needs."""
-        judged = self.judged if self.is_judged else None
-        narrator = Narrator(plan, self.sink, has_others=self.has_others, judged=judged)
+        narrator = Narrator(
+            plan,
+            self.show,
+            has_verdict=self.has_verdict,
+            judged=self.judged if self.is_judged else None,
+        )
         found: list[Listener] = [narrator, *self._timers]
-        if plan.handed_file is not None and self.sink.has_verdict:
-            from dsl.evidence.error_files import HandedError
+        if plan.handed_file is not None and self.has_verdict:
+            from dsl.report.failures import HandedError
 
             found.insert(0, HandedError(plan.handed_file, narrator.warn))
         return found
@@ -129,35 +150,29 @@ class OneNode(Side):
 class Session:
     """One launch of a job: plan, tell the user, show, prepare, run, remove the files.
 
-    ``source`` plans the attempts. ``side`` takes part in the job beside the engine. ``notices`` takes the
-    first plan and returns what the user should know about it; an error of it ends the launch. ``tell`` gets
-    the plan and these notices: first what is known before anything is made, later where files were made.
-    ``preview`` shows the first plan; if it returns true, nothing is started. ``stdin_is_terminal``: the
-    worker that reads our stdin gets the terminal. ``background``: where the command has gone, and keeps its
-    exit code. ``recorder`` records what happens.
+    ``side`` takes part in the job beside the engine. ``preview`` shows the first plan; if it returns true,
+    nothing is started. ``stdin_is_terminal``: the worker that reads our stdin gets the terminal.
+    ``background``: where the command has gone, and keeps its exit code. ``recorder`` records what happens.
     """
 
     def __init__(
         self,
-        source: Plans,
         side: Side,
         *,
-        notices: Notices | None = None,
-        tell: Callable[[NodePlan, Sequence[Notice]], None] | None = None,
         preview: Callable[[NodePlan], bool] | None = None,
         stdin_is_terminal: bool = False,
         background: Background | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        self._source = source
-        self._side = side
+        self._source, self._side = side.source, side
         self._background = background
         self._recorder = recorder
-        self._notices = notices
-        self._tell = tell
         self._preview = preview
         self._stdin_is_terminal = stdin_is_terminal
-        self._told: Sequence[Notice] = ()
+        self._made: Sequence[Notice] = ()
+        """Notices about what is made for the workers."""
+        self._calls: WarmCalls | None = None
+        """Connections with warm servers, for the agent; the guard ends them if the agent was killed."""
 
     def run_guarded(self) -> int:
         """Run the job, and end this process with the command's exit code (G2).
@@ -171,37 +186,29 @@ class Session:
         first = plan
 
         def launch(mask: Collection[int]) -> int:
-            plan = self._prepare(first)
-            plan, calls = self._call_warm(plan, mask)
             try:
                 # Made before the fork: the child's first write to a shared page costs several microseconds.
-                agent = self._agent(plan)
+                agent = self._agent(first, mask)
             except EngineError as error:
-                return _refuse(self._side, plan, error)
-            agent.warm_calls = calls
-            return self._fork(plan, mask, lambda supervisor: agent.run(supervisor).code, calls)
+                return _refuse(self._side, first, error)
+            return self._fork(agent.plan, mask, lambda supervisor: agent.run(supervisor).code)
 
         return self._hold(launch)
 
-    def run_joined(self, sketch: NodePlan, join: Callable[[Supervisor], int | None]) -> int:
+    def run_joined(self, sketch: NodePlan, join: Callable[[], int | None]) -> int:
         """The same for nodes that meet under the guard: all steps of the launch come after the fork.
 
         ``sketch``: what the guard has to know of the first plan. ``join`` waits for the other nodes; an exit
         code ends the wait and the job.
         """
+        pid = os.getpid()
 
         def run(supervisor: Supervisor) -> int:
-            code = join(supervisor)
+            code = join()
             plan = self._plan() if code is None else None
-            if plan is None:
-                return code or 0
-            # Out of reach of this command's guard, no server could be started any more.
-            plan, calls = self._call_warm(self._prepare(plan), None)
-            agent = self._agent(plan, pid)
-            agent.warm_calls = calls
-            return agent.run(supervisor).code
+            # Out of reach of this command's guard, no server could be started any more: no signal mask.
+            return code or 0 if plan is None else self._agent(plan, None, pid).run(supervisor).code
 
-        pid = os.getpid()
         return self._hold(lambda mask: self._fork(sketch, mask, run))
 
     def run_here(self, conclude: Callable[[Outcome], T]) -> T | None:
@@ -214,18 +221,15 @@ class Session:
         plan = self._plan()
         if plan is None:
             return None
-        succeeded, calls = False, None
+        succeeded = False
         try:
-            plan = self._prepare(plan)
-            plan, calls = self._call_warm(plan, ())
+            agent = self._agent(plan, ())
             flush_output()
-            agent = self._agent(plan)
-            agent.warm_calls = calls
-            result = conclude(_run_here(agent, plan))
+            result = conclude(_run_here(agent))
             succeeded = True
         finally:
-            if calls is not None:
-                calls.close()
+            if self._calls is not None:
+                self._calls.close()
             self._source.finish(succeeded=succeeded)
             self._source.tidy()
         return result
@@ -233,42 +237,28 @@ class Session:
     def _plan(self) -> NodePlan | None:
         """The first plan, once the user knows what is known about it; None: nothing is to be started."""
         plan = self._source.plan(0)
-        if self._notices is not None:
-            self._told = self._notices(plan)
-        self._say(plan, is_made=False)
-        if self._preview is not None and self._preview(plan):
-            return None
-        return plan
+        notices = self._side.notices(plan)
+        self._made = [notice for notice in notices if notice.is_made]
+        self._side.tell(plan, [notice for notice in notices if not notice.is_made])
+        return None if self._preview is not None and self._preview(plan) else plan
 
-    def _prepare(self, plan: NodePlan) -> NodePlan:
-        plan = self._source.prepare(plan)
-        self._say(plan, is_made=True)
-        return plan
+    def _agent(self, plan: NodePlan, mask: Collection[int] | None, pid: int = 0) -> Agent:
+        """Make what the first plan needs, and its agent. ``pid``: that of the command; 0: of this process.
 
-    def _call_warm(self, plan: NodePlan, mask: Collection[int] | None) -> tuple[NodePlan, WarmCalls | None]:
-        """Call the warm servers of the plan, and start those that are missing with this signal mask, if any.
-
-        Returns the plan with the fork servers that are of use, and the calls.
+        Warm servers of the plan that are missing are started with this signal mask, if any.
         """
-        if not any(one.warm is not None for one in plan.fork_servers):
-            return plan, None
-        from dsl.agent.warm import WarmCalls
+        side, recorder = self._side, self._recorder
+        plan = self._source.prepare(plan)
+        side.tell(plan, self._made)
+        if any(server.warm is not None for server in plan.fork_servers):
+            from dsl.agent.warm import WarmCalls
 
-        calls = WarmCalls(plan, mask)
-        if self._tell is not None:
-            self._tell(plan, calls.notices())
-        return calls.settle(plan), calls
-
-    def _say(self, plan: NodePlan, *, is_made: bool) -> None:
-        if self._tell is not None:
-            self._tell(plan, [notice for notice in self._told if notice.is_made == is_made])
-
-    def _agent(self, plan: NodePlan, pid: int = 0) -> Agent:
-        """``pid``: that of the command; 0: it is this process."""
-        side = self._side
-        beside: list[Listener] = [one for one in (self._background, self._recorder) if one is not None]
-        if self._recorder is not None and side.is_judged:
-            self._recorder.judged = side.judged
+            self._calls = WarmCalls(plan, mask)
+            side.tell(plan, self._calls.notices())
+            plan = self._calls.settle(plan)
+        beside: list[Listener] = [one for one in (self._background, recorder) if one is not None]
+        if recorder is not None and side.is_judged:
+            recorder.judged = side.judged
         return Agent(
             self._source,
             plan,
@@ -277,9 +267,10 @@ class Session:
             decider=side.decider,
             stdin_is_terminal=self._stdin_is_terminal,
             routine=side.routine,
-            records=self._recorder is not None,
+            records=recorder is not None,
             command_pid=pid or os.getpid() if side.is_visible else 0,
             elsewhere=side.elsewhere,
+            warm_calls=self._calls,
         )
 
     def _hold(self, launch: Callable[[Collection[int]], int]) -> int:
@@ -295,24 +286,17 @@ class Session:
             self._source.finish(succeeded=False)  # nothing was started
             _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
-    def _fork(
-        self,
-        plan: NodePlan,
-        mask: Collection[int],
-        run: Callable[[Supervisor], int],
-        calls: WarmCalls | None = None,
-    ) -> int:
+    def _fork(self, plan: NodePlan, mask: Collection[int], run: Callable[[Supervisor], int]) -> int:
         """Become the guard of a child that calls ``run``. Returns if one of them cannot be made.
 
         It also returns if others need this process, too.
-
-        ``calls`` are the child's, and the guard's when the child was killed.
         """
         background, side = self._background, self._side
         if background is not None:
             background.settle()
         try:
-            guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=side.helper, mask=mask)
+            meanings, grace_s = plan.job.signals.meanings, plan.job.signals.preempt_grace_s
+            guard = Guard(meanings, preempt_grace_s=grace_s, helper=side.helper, mask=mask)
         except EngineError as error:
             return _refuse(side, plan, error)
         if plan.pid_file is not None:
@@ -328,7 +312,7 @@ class Session:
         if pid == 0:
             code = INTERNAL_ERROR
             try:
-                code = _run_agent(run, self._source, plan, guard, side)
+                code = _run_agent(run, plan, guard, side)
                 code = side.leave(code)
             finally:
                 flush_output()
@@ -336,7 +320,7 @@ class Session:
         side.stay()
         self._source.tidy()
         _own_process.keep(GUARD_MODULES)
-        links = [] if calls is None else calls.take_all()
+        links = [] if self._calls is None else self._calls.take_all()
         outcome = guard.supervise(pid, plan.group.grace_s, reopens=plan.has_log_files, links=links)
         if outcome.agent_signal is not None:
             optional(plan.command, "files of the job are left", lambda: _tidy_up(self._source, plan, pid))
@@ -353,8 +337,8 @@ class Session:
         os._exit(code)
 
 
-def _run_here(agent: Agent, plan: NodePlan) -> Outcome:
-    supervisor = Supervisor()
+def _run_here(agent: Agent) -> Outcome:
+    supervisor, plan = Supervisor(), agent.plan
     try:
         return _with_pid_file(plan, lambda: agent.run(supervisor))
     except (DslError, EngineError):
@@ -403,18 +387,17 @@ def end_by_signals(
     return release
 
 
-def _run_agent(
-    run: Callable[[Supervisor], int], source: Plans, plan: NodePlan, guard: Guard, side: Side
-) -> int:
+def _run_agent(run: Callable[[Supervisor], int], plan: NodePlan, guard: Guard, side: Side) -> int:
     code = INTERNAL_ERROR
     try:
         try:
-            guard.enter_agent()
+            guard.enter_agent(len(plan.workers))
             supervisor = Supervisor(guard=guard)
             side.enter(supervisor)
             code = _with_pid_file(plan, lambda: run(supervisor))
         finally:
-            _finish(source, plan, succeeded=code == 0)
+            what = "files of the job are left"
+            optional(plan.command, what, lambda: side.source.finish(succeeded=code == 0))
     except EngineError as error:
         return _refuse(side, plan, error)
     except DslError as error:
@@ -426,17 +409,13 @@ def _run_agent(
     return code
 
 
-def _finish(source: Plans, plan: NodePlan, *, succeeded: bool) -> None:
-    optional(plan.command, "files of the job are left", lambda: source.finish(succeeded=succeeded))
-
-
 def _with_pid_file(plan: NodePlan, run: Callable[[], T]) -> T:
     """Run with the file that tells others our pid, if the user wants one."""
     if plan.pid_file is None:
         return run()
-    from dsl.agent.pid_file import PidFile
+    from dsl.agent.pid_file import pid_file
 
-    with PidFile(plan.pid_file):
+    with pid_file(plan.pid_file):
         return run()
 
 
@@ -446,13 +425,13 @@ def _refuse(side: Side, plan: NodePlan, error: EngineError) -> int:
     return code
 
 
-def _tidy_up(source: Plans, plan: NodePlan, pid: int) -> None:
+def _tidy_up(source: Source, plan: NodePlan, pid: int) -> None:
     """Remove the files of an agent that was killed: the next job may need the same names."""
     if plan.pid_file is not None:
         from dsl.agent.pid_file import remove
 
         remove(plan.pid_file, pid)
-    from dsl.machine.sockets import remove_sockets_of
+    from dsl.machine import remove_sockets_of
 
     remove_sockets_of(os.getpid())
     source.finish(succeeded=False)

@@ -11,19 +11,17 @@ import socket
 import time
 
 from dsl import EngineError, Exited, Output, Started
-from dsl._record import Record, replace
+from dsl._record import replace
 from dsl.agent.planner import worker_spec
 from dsl.control.hub import KEY_BYTES
 from dsl.errors import LauncherError
 from dsl.launchers.base import ENDED, bare, plan_starts
 from dsl.launchers.ssh import DENIED, GIVES_UP, SSH_FAILED
-from dsl.launchers.table import BY_SSH
-from dsl.lists import TASKS, parse_number
+from dsl.launchers.table import BY_SSH, OF_ALL
 from dsl.model.job import Notice
-from dsl.plan.node import signal_meanings
 from dsl.plan.worker import without_ranks
-from dsl.printable import printable
 from dsl.report.verdict import reason
+from dsl.words import TASKS, parse_number, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,32 +49,11 @@ KILL_S = 3.0
 LAST_WORDS_S = 0.5
 """How long we wait for a program's last output: another process may still hold its stderr open."""
 
+WAITING_BYTES = 1 << 20
+"""So much of what an agent has sent may wait in the kernel, if that allows it: its ssh seldom waits."""
+
 STDERR = 2
 SIGKILL, SIGTERM = 9, 15
-
-
-class KeyTold(Record):
-    """An agent has told the key with which it will connect."""
-
-    place: int
-    key: bytes
-
-
-class Missing(Record):
-    """Agents that have not come so far will not come."""
-
-    places: tuple[int, ...]
-    """Their places."""
-    why: str
-    """The reason, behind the name of the host."""
-    said: tuple[str, ...] = ()
-    """What the program has said, if that is more than fits into the reason."""
-
-
-class Killed(Record):
-    """The program that reaches all hosts was killed. Processes that it leaves behind may end the agents."""
-
-    why: str
 
 
 class LineCutter:
@@ -99,13 +76,14 @@ class LineCutter:
 class Starter:
     """A program that reaches one host, or all hosts."""
 
-    def __init__(self, start: Start, node_ranks: Sequence[int], number: int) -> None:
-        """``node_ranks``: the node rank of each place. ``number``: its place in the plan of all programs."""
+    def __init__(self, start: Start, node_ranks: Sequence[int]) -> None:
+        """``node_ranks``: the node rank of each place."""
         self.start = start
-        self.number = number
         self.name = os.path.basename(start.argv[0])
         self.places = tuple([place for place, one in enumerate(node_ranks) if start.node_rank in (None, one)])
         self.is_ssh = start.node_rank is not None and self.name in BY_SSH
+        self.is_of_host = start.node_rank is not None and self.name not in OF_ALL
+        """What it writes comes from its one host, or is about it."""
         self.labels: dict[str, list[int]] = {}
         """Prefixes of the lines of a host, each with the places on that host."""
         for label, node_rank in start.labels:
@@ -130,6 +108,7 @@ class Starter:
     def connect(self) -> int:
         """Our end of a connection to its stdin. Raises OSError."""
         ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAITING_BYTES)
         self.fd = theirs.detach()
         return ours.detach()
 
@@ -144,7 +123,7 @@ class Starter:
         label, _, said = text.partition(": ")
         if label in self.labels:
             return self.labels[label], said
-        return self.places if self.is_ssh and not text.startswith("pdsh@") else (), text
+        return self.places if self.is_of_host and not text.startswith("pdsh@") else (), text
 
     def telling(self) -> list[str]:
         """What the program has said, up to its usage text."""
@@ -170,10 +149,22 @@ class Starter:
 
 
 class Starters:
-    """All programs that reach the hosts of a job. Takes the engine's events; returns what follows from them.
+    """All programs that reach the hosts of a job: the source of the head's one plan.
 
-    What follows are `KeyTold`, `Missing`, `Killed` and `Notice`.
+    They take the engine's events, and call the head when something follows from one.
     """
+
+    tell: Callable[[Notice], None]
+    """Tells the user something."""
+    let_in: Callable[[int, bytes], None]
+    """An agent has told its place, and the key with which it will connect."""
+    miss: Callable[[Sequence[int], str, Sequence[str]], None]
+    """Agents at these places that have not come so far will not come. The reason stands behind the name of
+    the host. Then follows what the program has said, if that is more than fits into the reason."""
+    beside: Start | None = None
+    """Another program, which runs beside them as the last of the plan; others hear its events."""
+    lose: Callable[[str], None]
+    """The program that reaches all hosts was killed. Processes that it leaves behind may end the agents."""
 
     def __init__(
         self,
@@ -188,21 +179,27 @@ class Starters:
         ``node_ranks``: the node rank of each place. ``at_once``: how many programs run at a time, if they end
         as soon as their agents run on by themselves.
         """
-        self._job = job
+        self.job = job
+        signals, preempt_s = job.signals, job.signals.preempt_grace_s
+        preempt_s = None if preempt_s is None else preempt_s + MARGIN_S
+        signals = replace(signals, grace_s=signals.grace_s + MARGIN_S, preempt_grace_s=preempt_s)
+        self._planned = replace(job, signals=signals, stacks_on_failure=False)
+        """The job of the plan: the programs take longer to end than their workers, and have no stacks."""
         self._node_ranks = node_ranks
         unset = {name for start in starts for name in start.unset}
         # An agent takes its place from them: those of its launcher, not of one around this command.
         outer = without_ranks(environ, TASKS[:-1])
         self._environ = {name: value for name, value in outer.items() if name not in unset}
-        self._programs = {number: Starter(start, node_ranks, number) for number, start in enumerate(starts)}
+        self._programs = {number: Starter(start, node_ranks) for number, start in enumerate(starts)}
         """By the engine's numbers, the latest program of each host last."""
         self._detaches = any(start.detaches for start in starts)
         self._at_once = at_once if self._detaches else None
         self._stays_open = any(start.node_rank is not None and not start.speaks for start in starts)
         self._is_ending = False
+        self._unused: dict[int, Start] = {}
+        """Programs that were never started, by place."""
         self.supervisor: Supervisor
         """That of the head, from the begin of its agent on."""
-        self._plan: NodePlan
         self.streams: dict[int, int] = {}
         """Our descriptor of the connection to each agent that talks over its program's streams, by place."""
         self.told: set[int] = set()
@@ -218,33 +215,20 @@ class Starters:
             if program.start.speaks:
                 self.streams[program.places[0]] = program.connect()
 
-    def plan(self) -> NodePlan:
+    def plan(self, attempt: int) -> NodePlan:  # noqa: ARG002  there is only one
         """What the engine has to start. The agents learn of signals to the job in other ways."""
-        job, signals = self._job, self._job.signals
-        plan = plan_starts(
-            [one.start for one in self._programs.values()],
-            [host.name for host in job.hosts],
-            [one.fd for one in self._programs.values()],
-            self._environ,
-            command=job.flavour.command,
-            name=job.program.name,
-            grace_s=signals.grace_s + MARGIN_S,
-            at_once=self._at_once,
-            log_level=job.log_level,
-        )
-        self._plan = replace(
-            plan,
-            signals=signal_meanings(job),
-            preempt_signal=signals.preempt,
-            preempt_grace_s=None if signals.preempt_grace_s is None else signals.preempt_grace_s + MARGIN_S,
-            group=replace(plan.group, tells_signals=True, stays_open=self._stays_open),
-            hang_timeout_s=job.hang_timeout_s,
-            hang_action=job.hang_action,
-            metrics=job.metrics,
-        )
-        return self._plan
+        starts, fds = zip(*[(one.start, one.fd) for one in self._programs.values()], strict=True)
+        if self.beside is not None:
+            starts, fds = (*starts, self.beside), (*fds, None)
+        plan = self._plan_of(starts, fds)
+        group = replace(plan.group, tells_signals=True, stays_open=self._stays_open)
+        return replace(plan, group=group)
 
-    def prepare(self) -> None:
+    def _plan_of(self, starts: Sequence[Start], fds: Sequence[int | None]) -> NodePlan:
+        names = [host.name for host in self.job.hosts]
+        return plan_starts(self._planned, starts, names, fds, self._environ, at_once=self._at_once)
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
         """Write the files that the programs read, for this user alone. Raises LauncherError."""
         files = [entry for program in self._programs.values() for entry in program.start.files]
         try:
@@ -258,8 +242,9 @@ class Starters:
         except OSError as error:
             where = error.filename or "a file"
             raise LauncherError(f"cannot write {where} for the launcher: {error.strerror}") from None
+        return plan
 
-    def finish(self) -> None:
+    def finish(self, *, succeeded: bool) -> None:  # noqa: ARG002  as every source
         """Remove the files and directories."""
         while self._made:
             remove, path = self._made.pop()
@@ -268,6 +253,9 @@ class Starters:
             except OSError:
                 continue  # the other process of the command has removed it
 
+    def tidy(self) -> None:
+        """There is nothing to remove."""
+
     def disown(self) -> None:
         """Close the connections in the guard: they belong to the agent."""
         for program in self._programs.values():
@@ -275,15 +263,27 @@ class Starters:
 
     # ------------------------------------------------------------------ orders
 
-    def reach(self, place: int) -> list[object]:
-        """Start the program of a host again, once the last one has ended. Returns what follows."""
-        self._keyed.discard(place)
+    def extend(self, job: Job, starts: Sequence[Start]) -> None:
+        """Know the programs of more hosts, each a place of its own. `reach` starts them."""
+        new = range(len(self._node_ranks), len(job.hosts))
+        self.job, self._node_ranks = job, (*self._node_ranks, *new)
+        self._unused.update({place: starts[place] for place in new})
+
+    def reach(self, place: int) -> None:
+        """Start the program of a host, or start it again, once the last one has ended."""
+        if place in self._keyed:  # the next agent has another key, and may call before it says which
+            self._keyed.remove(place)
+            self.let_in(place, b"")
+        if place in self._unused:
+            if self._add(self._unused[place], (place,)):
+                del self._unused[place]
+            return
         worker, last = [found for found in self._programs.items() if place in found[1].places][-1]
         last.is_replaced = True
         if last.has_ended:
-            return self._replace(worker)
-        self._stop(worker)
-        return []
+            self._replace(worker)
+        else:
+            self._stop(worker)
 
     def end(self, places: Sequence[int]) -> bool:
         """End the programs of these places now, and the group with the last one. False: it ends by itself."""
@@ -296,16 +296,22 @@ class Starters:
         self._end_with_the_last()
         return True
 
-    def _replace(self, worker: int) -> list[object]:
+    def _replace(self, worker: int) -> None:
         """Start a program that has ended again, and forget what it has said."""
         last = self._programs[worker]
+        if self._add(last.start, last.places):
+            del self._programs[worker]
+
+    def _add(self, start: Start, places: Sequence[int]) -> bool:
+        """Start a program for these places beside the others. Whether that was possible."""
+        plan = self._plan_of([start], [None])
         try:
-            added = self.supervisor.add(worker_spec(self._plan, self._plan.workers[last.number]))
+            added = self.supervisor.add(worker_spec(plan, plan.workers[0]))
         except EngineError as error:
-            return [Missing(last.places, str(error))]
-        del self._programs[worker]
-        self._programs[added] = Starter(last.start, self._node_ranks, last.number)
-        return []
+            self.miss(places, str(error), ())
+            return False
+        self._programs[added] = Starter(start, self._node_ranks)
+        return True
 
     def _stop(self, worker: int) -> None:
         program = self._programs[worker]
@@ -339,128 +345,127 @@ class Starters:
             found += [f"{self._host(one)}: {line}" for one in mine for line in program.said_by(one)]
         return found[-KEPT_LINES:]
 
-    def go_on(self, now_s: float) -> list[object]:
+    def go_on(self, now_s: float) -> None:
         """Kill programs that do not end, and report those whose last words were awaited long enough."""
         for worker, program in self._programs.items():
             if program.kill_s is not None and program.kill_s <= now_s and not program.has_ended:
                 program.kill_s += KILL_S
                 self.supervisor.signal(SIGKILL, worker)
-        late = [program for program in self._programs.values() if program.due_s <= now_s]
-        return [one for program in late for one in self._conclude(program)]
+        for program in [one for one in self._programs.values() if one.due_s <= now_s]:
+            self._conclude(program)
 
-    def hear(self, event: object) -> list[object]:
-        """What follows from an event of the engine."""
+    def hear(self, event: object) -> None:
+        """Take note of an event of the engine."""
         if isinstance(event, Started):
             self._programs[event.worker].let_go()
-            return []
-        if isinstance(event, Exited):
-            return self._hear_exit(event.exit)
-        if not isinstance(event, Output):
-            return []
-        program = self._programs.get(event.worker)
-        if program is None or program.is_replaced:
-            return []
-        lines = program.streams[event.stream].feed(event.data)
-        news = [one for text in lines for one in self._hear_line(program, text)]
+        elif isinstance(event, Exited):
+            self._hear_exit(event.exit)
+        elif isinstance(event, Output):
+            program = self._programs.get(event.worker)
+            if program is not None and not program.is_replaced:
+                self._hear_output(program, event)
+
+    def _hear_output(self, program: Starter, event: Output) -> None:
+        for text in program.streams[event.stream].feed(event.data):
+            self._hear_line(program, text)
         if not event.data and event.stream == STDERR:
             program.is_silent = True
-            news += self._conclude(program)
-        return news
+            self._conclude(program)
 
-    def _hear_exit(self, exit_: Exit) -> list[object]:
+    def _hear_exit(self, exit_: Exit) -> None:
         program = self._programs[exit_.worker]
         program.let_go()
         program.has_ended = True
         if program.is_replaced and not self._is_ending:
-            return self._replace(exit_.worker)
+            self._replace(exit_.worker)
+            return
         self._end_with_the_last()
         program.exit, program.due_s = exit_, time.monotonic() + LAST_WORDS_S
-        news: list[object] = []
         if exit_.signal is not None and not exit_.caused_by_stop and program.start.node_rank is None:
-            news.append(Killed(program.why_lost(exit_)))
+            self.lose(program.why_lost(exit_))
         if program.is_silent or exit_.exec_errno is not None:
-            news += self._conclude(program)
-        return news
+            self._conclude(program)
 
-    def _conclude(self, program: Starter) -> list[object]:
+    def _conclude(self, program: Starter) -> None:
         """Report a program that has ended and written all its output."""
         exit_, program.exit = program.exit, None
         if exit_ is None or program.is_replaced:
-            return []
+            return
         self.why_lost = program.why_lost(exit_)
         status, serves_all = exit_.status, program.start.node_rank is None
         how = reason(exit_) if exit_.exec_errno is not None or exit_.signal is not None else ""
         # Agents that have not answered never will.
         if not how and status == 0 and (serves_all or program.start.detaches):
-            return []
+            return
         if not how and program.is_ssh:
-            return [self._missing(program, program.places, status)]
+            self._miss(program, program.places, status)
+            return
         lines, name = program.telling(), program.name
         said = program.last_words() if serves_all and len(lines) > 1 else ()
         last = f": {lines[-1]}" if lines and not said else ""
         why = how or f"ended with {status} before its agent had answered{last}"
-        return [Missing(program.places, f"{name} {why}", said)]
+        self.miss(program.places, f"{name} {why}", said)
 
-    def _hear_line(self, program: Starter, text: str) -> list[object]:
+    def _hear_line(self, program: Starter, text: str) -> None:
         places, said = program.about(text)
         words = said.split()
         if not program.start.speaks and len(words) > 2 and words[-3].endswith(ANNOUNCEMENT):
-            return self._hear_key(program, places, *words[-2:])  # the user does not see a line with a key
+            self._hear_key(program, places, *words[-2:])  # the user does not see a line with a key
+            return
         if len(words) == 3 and words[0] == ENDED:
             # The program reports other codes itself, and if it serves one host, this code, too.
-            ended = parse_number(words[1]) in places and parse_number(words[2]) == 0 and not program.is_ssh
-            return [self._missing(program, places, 0)] if ended else []
+            if parse_number(words[1]) in places and parse_number(words[2]) == 0 and not program.is_ssh:
+                self._miss(program, places, 0)
+            return
         line = printable(text)[:LONGEST_LINE]
         program.lines.append(line)
         if len(program.lines) > 2 * KEPT_LINES:
             del program.lines[KEPT_LINES]
         rank = program.start.node_rank
-        name = program.name if rank is None else self._job.hosts[rank].name
-        news: list[object] = [Notice("debug", f"{name}: {line}")]
+        name = program.name if rank is None else self.job.hosts[rank].name
+        self.tell(Notice("debug", f"{name}: {line}"))
         if not (program.is_ssh or program.labels) and (line.startswith(GIVES_UP) or DENIED in line):
-            news.append(self._hear_ssh(program, line))
+            self._hear_ssh(program, line)
         label, status = _failed_host(line)
         if label in program.labels and status is not None:
-            news.append(self._missing(program, program.labels[label], status))
-        return news
+            self._miss(program, program.labels[label], status)
 
-    def _hear_ssh(self, program: Starter, line: str) -> Missing:
+    def _hear_ssh(self, program: Starter, line: str) -> None:
         """An ssh of this program gives up, and the program goes on. At best the line says on which host."""
         words = "".join([" " if mark in ":@," else mark for mark in line.lower()]).split()
         names = {place: bare(self._host(place)).rpartition("@")[2].lower() for place in program.places}
         places = [place for place, name in names.items() if name in words]
         why = unreachable(self._host(places[0]), [line], SSH_FAILED) if places else f"{program.name}: {line}"
-        return Missing(tuple(places) or program.places, why)
+        self.miss(places or program.places, why, ())
 
-    def _hear_key(self, program: Starter, places: Sequence[int], number: str, key: str) -> list[object]:
+    def _hear_key(self, program: Starter, places: Sequence[int], number: str, key: str) -> None:
         """Take a key that a host of these places has told, if the host is known. Each place has one key."""
         place = parse_number(number)
         try:
             secret = bytes.fromhex(key)
         except ValueError:
-            return []
+            return
         if place is None or len(secret) != KEY_BYTES:
-            return []
-        if not places:
+            return
+        if not places and program.labels and place in program.places:
             name = program.name
             why = f"{name} does not mark the lines of hosts with their names, so the agent's key was refused"
             mend = "take out what hides the names (-N, a wrapper)"
-            return [Missing((place,), f"{why}: {mend}")] if program.labels and place in program.places else []
-        if place not in places or place in self._keyed:
+            self.miss((place,), f"{why}: {mend}", ())
+        elif places and place in places and place not in self._keyed:
+            self._keyed.add(place)
+            self.let_in(place, secret)
+        elif places and not self._has_warned:
+            self._has_warned = True
             what = "a second key" if place in places else "the key of another place"
-            text = f"host {self._host(places[0])} has told {what}: it was refused"
-            is_first, self._has_warned = not self._has_warned, True
-            return [Notice("warning", text)] if is_first else []
-        self._keyed.add(place)
-        return [KeyTold(place, secret)]
+            self.tell(Notice("warning", f"host {self._host(places[0])} has told {what}: it was refused"))
 
-    def _missing(self, program: Starter, places: Sequence[int], status: int) -> Missing:
+    def _miss(self, program: Starter, places: Sequence[int], status: int) -> None:
         """The agents of one host are missing, because its ssh has ended."""
-        why = unreachable(self._host(places[0]), program.said_by(places[0]), status)
-        return Missing(tuple(places), why)
+        self.miss(places, unreachable(self._host(places[0]), program.said_by(places[0]), status), ())
 
     def _host(self, place: int) -> str:
-        return self._job.hosts[self._node_ranks[place]].name
+        return self.job.hosts[self._node_ranks[place]].name
 
 
 def _failed_host(line: str) -> tuple[str, int | None]:

@@ -18,6 +18,7 @@ from math import isfinite
 from dsl import Stopping
 from dsl._record import Record
 from dsl.errors import DslError
+from dsl.machine.kernel import read_fact
 from dsl.model.outcome import TimerExpired
 
 TYPE_CHECKING = False
@@ -216,9 +217,5 @@ def _birth(pid: int) -> str | None:
 
 def _stat(pid: int) -> list[str] | None:
     """The fields of ``/proc/PID/stat`` after the name: state, parent and so on; None if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].decode().split()
-    except (OSError, ValueError):
-        return None
+    fields = read_fact(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields if len(fields) > 19 and fields[0] not in "ZX" else None

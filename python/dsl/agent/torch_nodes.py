@@ -1,271 +1,338 @@
-"""Jobs whose nodes meet by torch's rendezvous: a helper process, the delegate, meets them for this node.
+"""A node of a job whose nodes find each other through a store, used by a helper process, the delegate.
 
-The first meeting comes before there is a guard.
+One of the nodes conducts the job, and the nodes meet under their guards. If that node is lost, the others
+find the next one. As soon as a node under torchrun is there, and with registered backends, the nodes meet by
+torch's own rendezvous instead (`torch_rounds`).
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import time
 
-from dsl import Exited, SignalReceived, Stopping
-from dsl._record import replace
-from dsl.agent.elastic import Elastic, History, Step
-from dsl.agent.planner import Planner
-from dsl.agent.session import OneNode, end_by_signals
-from dsl.errors import OptionError
-from dsl.lists import counted, quote
-from dsl.machine.check import check_program
-from dsl.model.job import Job, MeetingPoint, Notice, RestartReason
-from dsl.model.nodes import MeetingRefused, PeerFailure
-from dsl.model.outcome import (
-    GO_ON,
-    AttemptOutcome,
-    AttemptStarted,
-    Awaiting,
-    Decision,
-    MembershipChanged,
-    RestartFailed,
-    Restarting,
-)
-from dsl.model.progress import with_attempt
-from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
-from dsl.rendezvous import dynamic
-from dsl.rendezvous.delegate_messages import Finish, Leave
-from dsl.report.other_nodes import describe_end
+from dsl import SignalReceived, Stopping
+from dsl.agent.calling import Calling, Orphaned
+from dsl.agent.fixed_nodes import SeveralNodes
+from dsl.agent.joining import KEY_BYTES, awaited, store_joining
+from dsl.agent.leading import Leading, listening_hub
+from dsl.agent.member import Member, Nobody
+from dsl.agent.torch_rounds import TorchRounds
+from dsl.control.messages import Checked, MeetByTorch, Over
+from dsl.errors import RendezvousError
+from dsl.machine import wait_for
+from dsl.model.job import Meeting, Notice
+from dsl.model.judgement import Absence, Judgement, Report
+from dsl.model.outcome import END_ACTIONS, AttemptOutcome, Awaiting, Decision
+from dsl.plan.meeting_point import LOCAL_ADDRESS
+from dsl.rendezvous.delegate_messages import ByTorch, Claim, Claimed, Leave, MeetingRefused, Outranked
+from dsl.rendezvous.dynamic import Delegate
+from dsl.rendezvous.settings import number
+from dsl.report.narrator import Narrator, judge_attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from dsl import Exit
+    from dsl.agent.fixed_nodes import Ending
+    from dsl.agent.member import Conversation
+    from dsl.agent.planner import Planner
     from dsl.agent.roles import Channel, Listener
-    from dsl.agent.session import Launch
+    from dsl.control.hub import Hub
     from dsl.facts import Facts
     from dsl.model.job import NodePlan
     from dsl.plan.job import JobPlan
 
-HANDLERS = "torchrun.handlers"
-"""The group of entry points that registers other backends with torch."""
+PAUSE_S = 0.2
+"""Pause before the conductor is called again."""
+
+NOBODY = Nobody()
 
 
-class TorchNodes(OneNode):
-    """The delegate of this node, and what takes part in the job besides."""
+class TorchNodes(SeveralNodes):
+    """The delegate of this node, and its way into the job: a link to the conductor, or torch's rendezvous."""
 
-    has_others = True
+    node: Leading | Calling | None
 
-    def __init__(self, planned: JobPlan, facts: Facts, *, gives_up: bool) -> None:
-        """Start the delegate. ``gives_up``: see `Elastic`. Raises RendezvousError: it cannot be started."""
-        self._job, self._gives_up = planned.job, gives_up
-        self.release: Callable[[], object] = lambda: None
-        """Called when signals are held back for the guard: who has handled them so far does no more."""
-        shows_errors = planned.job.log_level == "debug"
-        self._delegate = dynamic.Delegate(dynamic.delegate_words(), shows_errors=shows_errors)
+    def __init__(self, planned: JobPlan, facts: Facts, tell: Callable[[Notice], None]) -> None:
+        """Start the delegate. ``tell`` shows a notice to the user here.
+
+        Raises:
+            RendezvousError: the delegate cannot be started.
+        """
+        self._job, self._facts, self._tell = planned.job, facts, tell
+        self._delegate = Delegate(planned.job, facts.names.host, self._handle)
         self.helper = self._delegate.pid
-        self._rendezvous = dynamic.Dynamic(planned.job, facts.names.host, self._delegate)
+        self._hub: Hub | None = None
+        """Where the others would call this node, while it looks for who conducts."""
+        self._claimed: Claimed | None = None
+        self._sought: tuple[Meeting | None, float] = None, 0.0
+        """The meeting since which this node looks for another conductor, and until when it does."""
+        self._narrator: Narrator | None = None
 
-    def open(self, planner: Planner, tell: Callable[[Notice], None]) -> PeerFailure | MeetingRefused | None:
-        """Meet the other nodes for the first time, for this planner; see `Dynamic.open`."""
-        super().__init__(planner)
-        planner.meet_by(self._rendezvous)
-        return self._rendezvous.open(planner.local_world_size, tell)
+    # ------------------------------------------------------------------ who conducts
 
-    def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
-        """What the user should know about the first plan, once the nodes have met."""
-        names = self._rendezvous.hosts
-        greeting = Notice("info", f"starting with {counted(len(names), 'node')}: {', '.join(names)}")
-        return (greeting, *self.planner.notices(plan))
+    def open(self, planner: Planner, first: Meeting | None = None) -> NodePlan:
+        """Expect as few nodes as the job needs, all like this one."""
+        point = self._job.meeting
+        sizes = (planner.local_world_size,) * point.least_nodes
+        first = first or Meeting(0, 0, sizes, point.local_address or LOCAL_ADDRESS, 0)
+        return super().open(planner, first)
+
+    def awaited(self) -> str:
+        """What `find` waits for, in words."""
+        return awaited(self._job)
+
+    def find(self) -> Ending | None:
+        """Find the node that conducts, or meet the others by torch's own rendezvous."""
+        found = self._delegate.ask(self._claim(), (Claimed, ByTorch), self._tell, self._wait_for_delegate)
+        if isinstance(found, int):
+            return None, found
+        if isinstance(found, Claimed):
+            self._take_part(found)
+            return None
+        self._end_search()
+        return self.meet()
+
+    def _claim(self) -> Claim:
+        """Listen for other nodes, and make the order to find who conducts."""
+        key = os.urandom(KEY_BYTES)
+        self._end_search()
+        self._hub, port = listening_hub(self._job, key)
+        return Claim(port, key.hex(), 0 if self._claimed is None else self._claimed.number)
+
+    def _end_search(self) -> None:
+        if self._hub is not None:
+            self._hub.disown()
+        self._hub = None
+
+    def _take_part(self, claimed: Claimed) -> Leading | Calling:
+        """Conduct the job, or make a way to the node that does."""
+        job, member = self._job, self.member
+        self._claimed = claimed
+        last = None if member is None else member.meeting
+        joining = store_joining(job, claimed, self.planner.local_world_size, self._facts, last)
+        if claimed.conducts:
+            assert self._hub is not None
+            self.node = leading = Leading(joining, self._hub, self.offer, self._tell)
+            leading.delegate, self.elsewhere, self._hub = self._delegate, leading.elsewhere, None
+        else:
+            self._end_search()
+            self.node = Calling(joining, self.offer, self._tell)
+        if member is not None:
+            member.conversation = self.node
+        return self.node
+
+    def _cut(self) -> None:
+        """The conductor that `node` leads to is lost, or another one has come."""
+        if self.member is not None:
+            self.member.conversation = NOBODY
+
+    def offer(self) -> Checked:
+        """What this node says before each attempt: where its rank 0 would listen."""
+        assert self._claimed is not None
+        return Checked(addresses=(self._claimed.address,), free_port=self._facts.ports.pick())
+
+    def _wait_for_delegate(self) -> int:
+        """Wait until the delegate has said something; an exit code if a signal ends the wait, else 0."""
+        supervisor, node = self.supervisor, self.node
+        while supervisor is not None and node is not None:
+            ready = wait_for(supervisor.fileno(), self._delegate.fileno(), left_s=None)
+            code = node.end_of_wait(supervisor)
+            if code is not None or self._delegate.fileno() in ready:
+                return code or 0
+        return 0
+
+    # ------------------------------------------------------------------ the first meeting
+
+    def meet(self) -> Ending | None:
+        """Meet the other nodes by torch's own rendezvous for the first time."""
+        rounds = self._by_torch()
+        over = rounds.open(self._wait_for_delegate)
+        self.node = self.elsewhere = None
+        if isinstance(over, int):
+            return None, over
+        self.planner.meet_by(rounds)
+        self.decider = rounds
+        return None if over is None else (Notice("info", over.text), 0)
+
+    def _by_torch(self, restarts: int = 0) -> TorchRounds:
+        why = "the nodes meet by torch's own rendezvous, so no node"
+        if self._job.hang_timeout_s is not None:
+            self._tell(Notice("warning", f"--hang-timeout has no effect: {why} sees the ranks of the others"))
+        if self._job.meeting.spares:
+            text = f"--spares has no effect: {why} knows which one failed first"
+            self._tell(Notice("warning", f"{text}; a node beyond the most still waits for a place"))
+        size = self.planner.local_world_size
+        return TorchRounds(self._job, self._delegate, size, self._tell, restarts=restarts)
+
+    def join(self) -> Ending | None:
+        """Wait for the first meeting under the conductor, or under torch if it hands over."""
+        end_s, over = time.monotonic() + number(self._job.meeting.settings, "join_timeout"), None
+        while over is None and (node := self.node) is not None:
+            met = node.join(self.supervisor)
+            if isinstance(met, (int, Over, Meeting)):
+                return self._take(met)
+            node.hang_up()
+            if isinstance(met, MeetByTorch):
+                over = self.meet()
+            elif isinstance(met, Orphaned) and time.monotonic() > end_s:
+                raise RendezvousError(met.reason)
+            else:
+                time.sleep(PAUSE_S)
+                over = self.find()
+                if over is None and self.node is not None:
+                    self.node.start(self.supervisor)
+        return over
+
+    def new_member(self, met: Meeting) -> Member:
+        """What decides from the first meeting on."""
+        assert self.node is not None
+        return StoreMember(self, self.node, met)
+
+    # ------------------------------------------------------------------ another conductor
+
+    def seek(self, last: Meeting) -> bool:
+        """Find who conducts now. False: that has been tried in vain for long since the last meeting."""
+        now_s = time.monotonic()
+        if self._sought[0] is not last:
+            self._sought = last, now_s + number(self._job.meeting.settings, "join_timeout")
+        if now_s > self._sought[1]:
+            return False
+        self._cut()
+        self._delegate.send(self._claim(), PAUSE_S)
+        return True
+
+    def _handle(self, event: object) -> list[object]:
+        """What follows for the member from an event of the delegate."""
+        node, member, is_seeking = self.node, self.member, self._hub is not None
+        if node is None:
+            return [event]
+        if isinstance(event, Notice):
+            self._tell(event)
+        elif isinstance(event, Outranked):
+            self._cut()
+            node.hang_up()
+            return [Orphaned("another node has come to conduct the job")]
+        elif isinstance(event, (Claimed, ByTorch)) and is_seeking:
+            assert member is not None
+            if isinstance(event, ByTorch):
+                self._end_search()
+                return [MeetByTorch(member.meeting.restarts)]
+            node.hang_up()
+            self._take_part(event).start(self.supervisor)
+        elif isinstance(event, MeetingRefused) and is_seeking:
+            self._end_search()
+            absence = Absence("the job", event.text, is_lost=False)
+            report = Report(0 if member is None else member.meeting.attempt, 1, absence=absence)
+            command = self._job.flavour.command
+            return [Over(Judgement(1, command, self._job.node_count, (report,)))]
+        elif isinstance(event, ByTorch) and isinstance(node, Leading):
+            node.meet_by_torch()
+        elif isinstance(event, MeetingRefused) and isinstance(node, Leading):
+            self._tell(Notice("warning", f"{event.text}: no other node can join"))
+        return []
+
+    # ------------------------------------------------------------------ the job
 
     def listeners(self, plan: NodePlan) -> list[Listener]:
-        """Those of every node, and the one that tells the others."""
+        """Those of every node, and those that tell the conductor."""
         self.release()
-        job, point = self._job, self._job.meeting
-        elastic = Elastic(point.least_nodes, job.node_count, plan.preempt_signal, gives_up=self._gives_up)
-        self.decider = envoy = Envoy(plan, self._rendezvous, elastic, job.max_restarts)
-        return [*super().listeners(plan), envoy]
+        found = super().listeners(plan)
+        self._narrator = next((one for one in found if isinstance(one, Narrator)), None)
+        return found
+
+    def yield_to_torch(self, order: MeetByTorch) -> TorchRounds:
+        """Leave the conductor, and join the others in torch's rendezvous."""
+        assert self.node is not None
+        self.node.hang_up()
+        self.node = None
+        self._cut()
+        rounds = self._by_torch(order.restarts)
+        self.planner.meet_by(rounds)
+        if self._narrator is not None:
+            self._narrator.judge_here()
+        rounds.join("membership")
+        return rounds
 
     def channels(self) -> list[Channel]:
-        """What the delegate says, and those of every node."""
-        return [self._rendezvous, *super().channels()]
+        """What conductor and delegate say, and those of every node."""
+        return [*super().channels(), self._delegate]
+
+    def judged(self) -> Judgement | None:
+        """How the job has ended on all nodes, or here if this node has left it before."""
+        member = self.member
+        if not isinstance(member, StoreMember) or member.judgement is not None or member.has_succeeded:
+            return super().judged()
+        if member.last is None:
+            return None
+        return judge_attempt(member.last) if member.last.final_code else None
 
     def stay(self) -> None:
-        """Leave the connection to the delegate to the agent."""
+        """Leave the connections to the agent."""
         self._delegate.close()
+        super().stay()
 
     def leave(self, code: int) -> int:
-        """Let the delegate leave the other nodes, and wait for that."""
+        """Let this node leave the others, and wait for that."""
+        self._leave(code)
         self._delegate.see_off()
         return code
 
+    def _leave(self, code: int) -> None:
+        if self.member is not None and self.member.conversation is NOBODY:
+            return
+        super().leave(code)
+        node = self.node
+        if isinstance(node, Leading) and node.conductor.has_begun and node.conductor.roster.is_over:
+            self._delegate.send(Leave(closes=True))  # nodes that come later hear of it
+
     def close(self) -> None:
-        """End the delegate, in the process that has started it."""
+        """Leave the others, in the process that has started the delegate."""
+        self._leave(1)
         self._delegate.reap()
 
 
-NEWS = (SignalReceived, PeerFailure, MeetingRefused, MembershipChanged)
-"""Events that matter to later decisions."""
+class StoreMember(Member):
+    """What such a node does: what the conductor orders, until that hands over to torch's rendezvous."""
 
-
-class Envoy:
-    """Decider and listener of a node that torch's rendezvous joins with others, to which it sends orders."""
-
-    def __init__(
-        self, plan: NodePlan, rendezvous: dynamic.Dynamic, elastic: Elastic, max_restarts: int
-    ) -> None:
-        self._plan = plan
-        self._rendezvous = rendezvous
-        self._elastic = elastic
-        self._history = History(max_restarts)
-        self._leaving: Step | None = None
-        self._count = 0
-        """How many attempts have ended."""
-        self._has_told = False
-
-    def hear(self, event: object) -> None:
-        """Pass on what the other nodes have to know."""
-        if isinstance(event, AttemptStarted):
-            self._plan, self._has_told = event.plan, False
-        elif isinstance(event, Exited):
-            exit_ = event.exit
-            if exit_.status and not exit_.caused_by_stop and not self._has_told:
-                self._has_told = True
-                self._rendezvous.send(self._failure(exit_, is_final=False))
+    def __init__(self, nodes: TorchNodes, conversation: Conversation, first: Meeting) -> None:
+        super().__init__(conversation, first, nodes.offer)
+        self._nodes = nodes
+        self._heir: TorchRounds | None = None
+        self.last: AttemptOutcome | None = None
+        """The last attempt that has ended here."""
 
     def decide(self, event: object, last: AttemptOutcome | None) -> Decision:
         """Say what follows from an event."""
-        history = self._history
-        if isinstance(event, AttemptOutcome):
-            self._count += 1
-            history = replace(history, last=event, news=event.news, tried=with_attempt(history.tried, event))
-        elif isinstance(event, RestartFailed):
-            event, history = last, replace(history, max_restarts=0, gives_up=True, awaits="")
-        elif isinstance(event, NEWS) or (isinstance(event, Stopping) and event.reason == "guard_lost"):
-            history = replace(history, news=(*history.news, event))
-        self._history = history
-        step = self._elastic.decide(history, event, self._rendezvous.membership())
-        if step.kind == "go_on":
-            return GO_ON
+        if self._heir is not None:
+            return self._heir.decide(event, last)
         if last is None:
-            return Decision("stop")
-        if self._leaving is not None:
-            step = replace(self._leaving, kind="end")
-        if step.kind == "end":
-            return Decision("end", code=step.code, why=step.why)
-        return self._again(step, last) if step.kind == "restart" else self._await(step, last)
+            if isinstance(event, Orphaned):
+                return Decision("stop", why=event.reason)
+            return super().decide(event, last)
+        if isinstance(event, MeetByTorch):
+            self._heir = self._nodes.yield_to_torch(event)
+            return Decision("go_on", told=Awaiting(last, "meeting"))
+        news = last.news if event is last else (event,)
+        if any(isinstance(one, Orphaned) for one in news):
+            return self._seek(last)
+        return super().decide(event, last)
 
-    def _again(self, step: Step, last: AttemptOutcome) -> Decision:
-        history = self._history
-        restarts = history.restarts + step.counted if step.restarts is None else step.restarts
-        self._history = replace(history, restarts=restarts, news=(), awaits="")
-        told = Restarting(last, restarts, history.max_restarts, step.counted)
-        return Decision("start", attempt=self._count, restarts=restarts, told=told)
+    def _seek(self, last: AttemptOutcome) -> Decision:
+        """The conductor is lost: this node goes on under the next one, unless its part was to end."""
+        is_asked = any(
+            isinstance(one, Stopping) or (isinstance(one, SignalReceived) and one.action in END_ACTIONS)
+            for one in last.news
+        )
+        if is_asked or last.ended.stop_signal is not None or last.ended.survivors:
+            return Decision("end", code=last.final_code)
+        if not self._nodes.seek(self.meeting):
+            return Decision("end", code=last.final_code or 1, why="the node that conducts cannot be reached")
+        return Decision("go_on", told=Awaiting(last, "meeting"))
 
-    def _await(self, step: Step, last: AttemptOutcome) -> Decision:
-        """Order what this node waits for. The decision on how it ends is made before it leaves."""
-        rendezvous, within_s = self._rendezvous, step.within_s
-        self._history = replace(self._history, awaits=step.kind)
-        if step.kind == "finish":
-            rendezvous.send(Finish())
-            return Decision("go_on", told=Awaiting(last, "end"))
-        if step.kind == "doubt":
-            rendezvous.wait(within_s)
-            return Decision("go_on", told=Awaiting(last, "loss", within_s))
-        if step.kind == "leave":
-            self._leaving = step
-            if step.closes:
-                lost = PeerFailure(rendezvous.host, -1, step.code or 1, None, is_final=True)
-                rendezvous.send(lost if last.cause is None else self._failure(last.cause, is_final=True))
-            elif step.code:
-                rendezvous.send(Leave())
-            rendezvous.wait(within_s, for_goodbye=True)
-            return Decision("go_on", told=Awaiting(last, "goodbye", within_s))
-        why: RestartReason = "failure" if step.counted else "membership"
-        rendezvous.join(self._history.restarts + step.counted, why, within_s)
-        return Decision("go_on", told=Awaiting(last, "meeting", within_s))
-
-    def _failure(self, exit_: Exit, *, is_final: bool) -> PeerFailure:
-        from dsl.evidence.reports import failed
-
-        facts = failed(self._plan.workers[exit_.worker], exit_)
-        return PeerFailure(self._rendezvous.host, facts.rank, facts.status, facts, is_final)
-
-
-def start(
-    planned: JobPlan,
-    facts: Facts,
-    tell: Callable[[Sequence[Notice]], None],
-    launch: Launch,
-    let_go: Callable[[], None],
-    *,
-    is_dry: bool,
-    gives_up: bool,
-) -> int:
-    """Run this node's part of a job whose nodes come and go, or show what is known of it beforehand.
-
-    ``let_go`` is called before the wait for other nodes. ``gives_up``: see `Elastic`. Returns the command's
-    exit code only if nothing was started.
-
-    Raises:
-        DslError: the job cannot be planned or prepared, or the nodes do not meet.
-    """
-    job = planned.job
-    _check_backend(job.meeting.backend)
-    if is_dry:
-        return _show(planned, facts, launch)
-    nodes = TorchNodes(planned, facts, gives_up=gives_up)
-    with ExitStack() as stack:
-        stack.callback(nodes.close)  # nothing was started
-        handlers = stack.enter_context(ExitStack())
-        place = f" at {job.meeting.endpoint}" if job.meeting.endpoint else ""
-        awaited = f"the nodes with run id {job.run_id}{place}"
-        handlers.callback(end_by_signals(job.flavour.command, lambda: awaited, nodes.close))
-        check_program(job.program, job.flavour, facts.environ)
-        if job.debug.ranks:
-            from dsl.agent.preflight import need_debugger
-
-            need_debugger(job, facts.environ, facts)
-        planner = Planner(planned, facts)
-        tell(planned.notices)
-        let_go()
-        over = nodes.open(planner, lambda one: tell([one]))
-        if over is not None:
-            notice, code = describe_end(over)
-            tell([notice])
-            return code
-
-        nodes.release = handlers.close
-        return launch(planner, nodes, nodes.notices).run_guarded()
-
-
-def _check_backend(name: str) -> None:
-    """Refuse an unregistered backend before torch is asked for it."""
-    if name in STORES:
-        return
-    from importlib.metadata import entry_points
-
-    registered = sorted({one.name for one in entry_points(group=HANDLERS)})
-    if name not in registered:
-        known = ", ".join((STATIC, *STORES, *registered))
-        raise OptionError(f"--rdzv-backend {quote(name)}: expected one of {known}")
-
-
-def _show(planned: JobPlan, facts: Facts, launch: Launch) -> int:
-    """Show the plan of this node as if it were alone: which nodes take part is known only after they met."""
-    job = planned.job
-    check_program(job.program, job.flavour, facts.environ)
-    point = MeetingPoint("alone", job.meeting.local_address or LOCAL_ADDRESS, 0)
-    own = job.hosts[planned.node_rank : planned.node_rank + 1]
-    alone = replace(planned, node_rank=0, job=replace(job, node_count=1, hosts=own, meeting=point))
-    planner = Planner(alone, facts)
-    notices = (*planned.notices, Notice("critical", _meeting_line(job)))
-    return launch(planner, OneNode(planner), lambda _: notices).run_guarded()
-
-
-def _meeting_line(job: Job) -> str:
-    """How the nodes will meet, in one line."""
-    point = job.meeting
-    least, most = point.least_nodes, job.node_count
-    count = counted(most, "node") if least == most else f"{least} to {most} nodes"
-    where = f" at {point.endpoint}" if point.endpoint else ""
-    return (
-        f"{count} will meet through {point.backend}{where} as job {job.run_id}; this node alone would start:"
-    )
+    def hear(self, event: object) -> None:
+        """Tell the conductor."""
+        if isinstance(event, AttemptOutcome):
+            self.last = event
+        if self._heir is None:
+            super().hear(event)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 
-from dsl._core import is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen, warm_obstacle
+from dsl._core import is_in_job, warm_answer, warm_digest, warm_join, warm_key, warm_listen, warm_obstacle
 from dsl._record import Record
 from dsl.forkserver.boot import words_of
-from dsl.machine.sockets import MARK, NEW, READY, find_sockets, remove_socket
-from dsl.machine.this_process import socket_folders
+from dsl.machine import MARK, NEW, READY, find_sockets, remove_socket, socket_folders, wait_for
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
@@ -32,10 +31,10 @@ START_S = 10.0
 
 
 class WarmCall(Record):
-    """A connection with a warm server."""
+    """Connections with a warm server."""
 
-    fd: int
-    """Descriptor of the connection."""
+    fds: tuple[int, ...]
+    """Descriptors of the connections: one for each branch that forks workers."""
     is_ready: bool
     """The server has imported its modules."""
     is_new: bool
@@ -47,7 +46,8 @@ class WarmCalls:
 
     def __init__(self, plan: NodePlan, mask: Collection[int] | None) -> None:
         """Call the servers, and start missing ones with this signal mask; None: start none."""
-        self._calls = [(one, call(one, start_mask=mask)) for one in plan.fork_servers if one.warm is not None]
+        count, servers = len(plan.workers), [one for one in plan.fork_servers if one.warm is not None]
+        self._calls = [(server, call(server, count, start_mask=mask)) for server in servers]
 
     def notices(self) -> tuple[Notice, ...]:
         """What the user has to know: a server was started, and stays."""
@@ -77,8 +77,8 @@ class WarmCalls:
 
         return without_fork_servers(plan)
 
-    def take(self, server: ForkServer) -> WarmCall | None:
-        """The connection with this server, which is the caller's now; None if there is none.
+    def take(self, server: ForkServer, workers: int) -> WarmCall | None:
+        """The connections with this server, which are the caller's now; None if there are none.
 
         A server of a later plan is called now.
         """
@@ -86,11 +86,11 @@ class WarmCalls:
             if one == server:
                 del self._calls[place]
                 return found
-        return call(server)
+        return call(server, workers)
 
     def take_all(self) -> list[int]:
         """The descriptors of all connections that were not taken, which are the caller's now."""
-        fds = [found.fd for _, found in self._calls if found is not None]
+        fds = [fd for _, found in self._calls if found is not None for fd in found.fds]
         self._calls.clear()
         return fds
 
@@ -126,7 +126,7 @@ class HeldServers:
                     self._connections.pop(digest).close()
                 found = call(server, start_mask=mask, purpose="hold")
                 if found is not None:
-                    self._connections[digest] = socket(fileno=found.fd)
+                    self._connections[digest] = socket(fileno=found.fds[0])
 
     def close(self) -> None:
         """Let the servers end, unless other programs need them."""
@@ -145,9 +145,13 @@ def why_none() -> str:
 
 
 def call(
-    server: ForkServer, *, start_mask: Collection[int] | None = None, purpose: Purpose = "serve"
+    server: ForkServer,
+    workers: int = 1,
+    *,
+    start_mask: Collection[int] | None = None,
+    purpose: Purpose = "serve",
 ) -> WarmCall | None:
-    """Call the warm server of this kind; None if there is none.
+    """Call the warm server of this kind, which is to fork about so many workers; None if there is none.
 
     A missing server is started with the signal mask ``start_mask``, if there is one; but not below a job,
     which would end it.
@@ -159,7 +163,7 @@ def call(
     words, key = _key_of(server, warm)
     digest = warm_digest(key)
     for folder, name in _servers(digest):
-        found = _call(folder, name, purpose, key, warm)
+        found = _call(folder, name, purpose, key, warm, workers)
         if found is not None:
             return found
     if start_mask is None or warm.only_if_there or is_in_job():
@@ -167,7 +171,7 @@ def call(
     for folder in socket_folders():
         name = f"{digest}-{os.urandom(4).hex()}{NEW}"
         if _start(words, _environ_of(server, warm), folder, name, start_mask):
-            return _call(folder, name, purpose, key, warm, is_new=True)
+            return _call(folder, name, purpose, key, warm, workers, is_new=True)
     return None
 
 
@@ -176,7 +180,7 @@ def answer(found: WarmCall, timeout_s: float) -> str:
 
     Returns why it does not serve; empty if it does.
     """
-    told = warm_answer(found.fd, timeout_s)
+    told = warm_answer(found.fds[0], timeout_s)
     if told is None:
         return "has ended while it imported"
     return "" if told == b"stays" else told.decode(errors="replace")
@@ -190,11 +194,7 @@ def digest_of(server: ForkServer) -> str:
 
 def _has_hung_up(held: socket) -> bool:
     """Whether the server at the other end takes no more calls."""
-    from select import poll
-
-    poller = poll()
-    poller.register(held, 0)
-    return bool(poller.poll(0))
+    return bool(wait_for(held.fileno(), left_s=0, events=0))
 
 
 def _key_of(server: ForkServer, warm: Warm) -> tuple[tuple[str, ...], bytes]:
@@ -217,18 +217,18 @@ def _servers(digest: str) -> Iterator[tuple[str, str]]:
 
 
 def _call(
-    folder: str, name: str, purpose: Purpose, key: bytes, warm: Warm, *, is_new: bool = False
+    folder: str, name: str, purpose: Purpose, key: bytes, warm: Warm, workers: int, *, is_new: bool = False
 ) -> WarmCall | None:
     # Its imports may have ended since its name was read.
     for one in (name, name.replace(NEW, READY)) if name.endswith(NEW) else (name,):
         try:
-            fd = warm_call(folder, one, purpose, key=key, stay_s=warm.stay_s, memory=warm.memory)
+            fds = warm_join(folder, one, purpose, key, warm.stay_s, warm.memory, workers)
         except (ConnectionRefusedError, ConnectionResetError):  # it has ended, or is just ending
             remove_socket(folder, one)
         except OSError:
             continue
         else:
-            return WarmCall(fd, is_ready=one.endswith(READY), is_new=is_new)
+            return WarmCall(tuple(fds), is_ready=one.endswith(READY), is_new=is_new)
     return None
 
 
@@ -246,7 +246,7 @@ def _start(
         others = [one for one in _inherited() if one > 2 and one != fd]
         pid = os.posix_spawnp(
             words[0],
-            [*words, folder, name, f"{MARK}{fd}"],
+            [*words, folder, name, f"{MARK}{fd}//"],
             environ,
             file_actions=[(os.POSIX_SPAWN_CLOSE, one) for one in others],
             setsigmask=mask,
@@ -266,16 +266,12 @@ def _start(
 
 def _has_begun(pid: int) -> bool:
     """Wait until the process that has started a server ends. Raises ChildProcessError."""
-    from select import POLLIN, poll
-
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:  # before Linux 5.3
         pass
     else:
-        poller = poll()
-        poller.register(pidfd, POLLIN)
-        if not poller.poll(START_S * 1000):
+        if not wait_for(pidfd, left_s=START_S):
             os.kill(pid, _signal.SIGKILL)
         os.close(pidfd)
     _, status = os.waitpid(pid, 0)

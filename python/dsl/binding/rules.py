@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.devices.accelerators import hides_all
+from dsl.devices import hides_all
 from dsl.errors import PlacementError
-from dsl.lists import counted, format_ranges, numbered, parse_range, quote
 from dsl.model.job import Notice
+from dsl.words import counted, format_ranges, numbered, parse_range, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dsl.devices.nvidia import Device
     from dsl.devices.offered import DeviceFacts
-    from dsl.machine.cpus import Cpus, NumaNode, Topology
+    from dsl.machine.kernel import Cpus, NumaNode, Topology
     from dsl.model.job import MemoryPolicy
 
     Core = tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What both commands do with a request: plan the job, show notices, and run it."""
+"""What both commands do: read a plain command line, plan the job, show notices, and run it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.session import OneNode, Session
-from dsl.cli.reader import Options, read_words
 from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
-from dsl.lists import quote
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
-from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
-from dsl.model.request import LEVELS, Level, ProgramKind, Request, ShowRequest
+from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, BadValueError, dashed
+from dsl.model.request import LEVELS, Level, ProgramKind, Request
 from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
-from dsl.signals import parse_signals, shortage, signal_name
+from dsl.words import parse_signals, quote, shortage, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from typing import Any
 
     from dsl.agent.background import Background
-    from dsl.agent.roles import Plans
-    from dsl.agent.session import Notices, Side
-    from dsl.model.job import NodePlan
-    from dsl.model.options import CommandLine
+    from dsl.agent.session import Side
+    from dsl.model.job import Job, NodePlan
+    from dsl.model.options import CommandLine, Option
+    from dsl.model.request import Program, ShowRequest
+    from dsl.plan.remote import Remote
     from dsl.report.recorder import Recorder
 
 STRICT_VARIABLE = "DSL_STRICT"
@@ -81,10 +80,20 @@ class Command:
             if LEVELS[notice.level] >= LEVELS[log_level]:
                 self.say(notice.line)
 
+    def answers(self, argv: Sequence[str]) -> bool:
+        """Whether a command line asks for something in place of a job, and has got it."""
+        option = dashed(argv[0].partition("=")[0]) if argv else ""
+        if option in ("--stand-in", "--make-links"):
+            from dsl.stand_in import reply
+        elif option == "--completion" or (option == "--print-completion" and self.name != "dsl"):
+            from dsl.cli.completion import reply
+        else:
+            return False
+        return reply(argv)
+
     def start(
         self,
         request: Request,
-        show: ShowRequest,
         facts: Facts | None = None,
         *,
         argv: tuple[str, ...] = (),
@@ -98,12 +107,16 @@ class Command:
             DslError: the job cannot be planned or prepared.
         """
         facts = this_machine() if facts is None else facts
-        if show.doctor:
+        if request.show.ring:
+            from dsl.cli.doctor import ring_request
+
+            request = ring_request(request)
+        if request.show.doctor:
             from dsl.cli.doctor import examine
 
-            return examine(request, facts, lambda planned: _start_on_hosts(planned, show, facts, None, None))
-        if not request.detaches or show.is_dry:
-            return self._start(request, show, facts, argv)
+            return examine(request, facts, lambda planned: _reach(planned, request.show, facts))
+        if not request.detaches or request.show.is_dry:
+            return self._start(request, facts, argv)
         from dsl.agent.background import Background, leave_shell
 
         _own_process.fill_standard_streams()
@@ -112,24 +125,29 @@ class Command:
         if pid:
             return background.see_off(pid)
         facts.console = background.enter()
-        code = self.run(lambda: self._start(request, show, facts, argv, background))
+        code = self.run(lambda: self._start(request, facts, argv, background))
         background.end(code)
         return code
 
     def _start(
         self,
         request: Request,
-        show: ShowRequest,
         facts: Facts,
         argv: tuple[str, ...],
         background: Background | None = None,
     ) -> int:
+        show = request.show
         if show.is_asked:
             request = replace(request, log_level=_with_details(request.log_level))
         level = request.log_level
-        planned = plan_job(request, facts)
-        if _own_process.is_shared() and _may_stay(request, planned, background):
-            return self._start_here(request, show, facts, argv)
+        planned = plan_job(request, facts, argv)
+        if show.doctor_first and planned.remote is None and not show.is_dry:
+            from dsl.cli.doctor import look_first
+
+            look_first(planned, facts, lambda notices: self.show(notices, level))
+        may_stay = planned.remote is None and background is None and request.signals.preempt is None
+        if may_stay and _own_process.is_shared():
+            return self._start_here(request, facts, argv)
 
         def tell(notices: Sequence[Notice]) -> None:
             self.show(notices, level)
@@ -141,20 +159,12 @@ class Command:
             def warn(text: str) -> None:
                 tell([Notice("warning", text)])
 
-            recorder, _ = record_job(request.events, planned, argv, facts, warn)
+            recorder, _ = record_job(request.events, planned, facts, warn)
 
-        def preview(plan: NodePlan) -> bool:
-            from dsl.report.plan import show_plan
-
-            return show_plan(show, plan, facts.environ, self.say)
-
-        def launch(source: Plans, side: Side, notices: Notices) -> Session:
+        def launch(side: Side) -> Session:
             return Session(
-                source,
                 side,
-                notices=notices,
-                tell=lambda _, notices: tell(notices),
-                preview=preview if show.is_asked else None,
+                preview=self._preview(show, facts) if show.is_asked else None,
                 stdin_is_terminal=facts.console.stdin_is_terminal,
                 background=background,
                 recorder=recorder,
@@ -163,113 +173,84 @@ class Command:
         let_go = (lambda: None) if background is None else background.let_go
         if planned.remote is not None:
             tell(planned.notices)
-            return _start_on_hosts(planned, show, facts, background, recorder)
-        if planned.job.meeting.way == "port":
-            from dsl.agent import fixed_nodes
-            from dsl.agent.joining import without_place
+            return _reach(planned, show, facts, background, recorder)
+        if planned.job.meeting.way != "alone":
+            from dsl.agent import several_nodes
 
-            again = without_place(argv, request.program, facts.environ)
-            return fixed_nodes.start(planned, facts, again, tell, launch, let_go, is_dry=show.is_dry)
-        if planned.job.meeting.way == "store":
-            from dsl.agent import torch_nodes
-
-            gives_up = request.max_restarts is None
-            return torch_nodes.start(
-                planned, facts, tell, launch, let_go, is_dry=show.is_dry, gives_up=gives_up
-            )
+            return several_nodes.start(planned, facts, tell, launch, let_go, is_dry=show.is_dry)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
-        planner = Planner(planned, facts)
-        notices = planned.notices
-        return launch(
-            planner, OneNode(planner), lambda plan: (*notices, *planner.notices(plan))
-        ).run_guarded()
+        return launch(OneNode(Planner(planned, facts))).run_guarded()
 
-    def _start_here(self, request: Request, show: ShowRequest, facts: Facts, argv: tuple[str, ...]) -> int:
+    def _start_here(self, request: Request, facts: Facts, argv: tuple[str, ...]) -> int:
         """Run the job in this process alone, which a debugger or a profiler needs to its normal end."""
+        from dsl.functions.errors import HandledSignals
         from dsl.functions.launcher import ChildFailedError, run_request
-        from dsl.functions.signals import HandledSignals
-        from dsl.report.narrator import CONSOLE
-        from dsl.report.plan import show_plan
-
-        def preview(plan: NodePlan) -> bool:
-            return show_plan(show, plan, facts.environ, self.say)
+        from dsl.report.narrator import to_console
 
         try:
             with HandledSignals(request.signals.stop or USUAL_STOP):
-                run_request(request, facts, sink=CONSOLE, preview=preview, argv=argv)
+                preview = self._preview(request.show, facts)
+                run_request(request, facts, show=to_console, preview=preview, argv=argv)
         except ChildFailedError as error:
             return error.exit_code
         return 0
 
-    def stray_flags(
-        self,
-        argv: Sequence[str],
-        script: str,
-        script_args: Sequence[str],
-        flags: Collection[str],
-    ) -> list[Notice]:
-        """A warning for the first of ``flags`` that comes after the script, but not also before it.
+    def _preview(self, show: ShowRequest, facts: Facts) -> Callable[[NodePlan], bool]:
+        """What shows the first plan, if the user asked for that; see `Session`."""
+        from dsl.report.plan import show_plan
 
-        ``script_args``: the last words of ``argv``. ``flags``: with both spellings of each option.
-        """
-        own = {dashed(word.partition("=")[0]) for word in argv[: len(argv) - len(script_args)]}
-        for word in script_args:
+        return lambda plan: show_plan(show, plan, facts.environ, self.say)
+
+    def stray_flags(self, argv: Sequence[str], program: Program, line: CommandLine) -> list[Notice]:
+        """A warning for the first slip of the line that comes after the script, but not also before it."""
+        slips = {name for option in line.options if option.is_slip for name in option.names if len(name) > 2}
+        own = {dashed(word.partition("=")[0]) for word in argv[: len(argv) - len(program.args)]}
+        for word in program.args:
             written = word.partition("=")[0]
-            if written in flags and dashed(written) not in own:
+            if written in slips and dashed(written) not in own:
+                goes = f"comes after the script and goes to {program.script}"
                 mend = f"put it before the script if it was meant for {self.name}"
-                return [Notice("warning", f"{written} comes after the script and goes to {script}, {mend}")]
+                return [Notice("warning", f"{written} {goes}, {mend}")]
         return []
 
 
-def _may_stay(request: Request, planned: JobPlan, background: Background | None) -> bool:
-    """Whether a job can be run without a guard and an agent of its own."""
-    return planned.remote is None and background is None and request.signals.preempt is None
-
-
-def _start_on_hosts(
+def _reach(
     planned: JobPlan,
     show: ShowRequest,
     facts: Facts,
-    background: Background | None,
-    recorder: Recorder | None,
+    background: Background | None = None,
+    recorder: Recorder | None = None,
 ) -> int:
-    """Run or examine a job on other hosts, or show how they would be reached.
-
-    Raises:
-        LauncherError: they cannot be reached.
-    """
-    from dsl.launchers.table import starts_of, uses_streams
-
+    """Run or examine a job on other hosts, or show how they would be reached. Raises LauncherError."""
     job, remote = planned.job, planned.remote
-    assert remote is not None
-    is_root = os.geteuid() == 0
-    if show.is_dry:
+    if remote is not None and show.is_dry:
+        from dsl.launchers.table import starts_of
         from dsl.report.plan import show_hosts
 
-        starts = starts_of(job, remote, facts, is_root=is_root, is_dry=True)
+        starts = starts_of(job, remote, facts, is_root=os.geteuid() == 0, is_dry=True)
         show_hosts(job, remote, starts, as_json=show.dry_run_json)
         return 0
-    from dsl.agent.head import listen, run_head
-    from dsl.control.hub import Hub
+    if remote is not None and remote.hosts_wait_s and not show.doctor:
+        _wait_for_hosts(job, remote, facts)
+    from dsl.agent.head import run_head
 
-    hub = Hub(remote.heartbeat_s, show=True)
-    addresses, variables = ((), ()) if uses_streams(job, remote) else listen(hub, job, remote, facts)
-    folder = f"{facts.names.temp_dir}/dsl_hosts_{os.urandom(8).hex()}"
-    starts = starts_of(
-        job, remote, facts, is_root=is_root, addresses=addresses, variables=variables, folder=folder
-    )
-    examined = planned.notices if show.doctor else None
-    return run_head(job, remote, starts, hub, facts, background, recorder, examined)
+    looks_first = show.doctor_first and not show.doctor
+    return run_head(planned, facts, background, recorder, examines=show.doctor, looks_first=looks_first)
 
 
-def read_line(argv: Sequence[str], line: CommandLine, environ: Mapping[str, str]) -> Options:
-    """The values of a command line; ``environ`` may have defaults. Exits with 2 for bad usage."""
-    options = read_words(argv, line, environ)
-    if options is not None:
-        return options
-    from dsl.cli.parser import Parser
+def _wait_for_hosts(job: Job, remote: Remote, facts: Facts) -> None:
+    from dsl.agent.hosts import wait_for_hosts
+    from dsl.functions.errors import HandledSignals, SignalException
 
-    return Options(vars(Parser(line, environ).parse_script_args(argv)))
+    def tell(text: str) -> None:
+        if LEVELS[job.log_level] <= LEVELS["info"]:
+            say(job.flavour.command, text)
+
+    try:
+        with HandledSignals(USUAL_STOP):
+            wait_for_hosts([host.name for host in job.hosts], remote, facts, tell)
+    except SignalException as ended:
+        os.kill(os.getpid(), ended.sigval)
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:
@@ -277,12 +258,6 @@ def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:
     if module and no_python:
         raise OptionError(f"don't use both the '{flag}' flag and the '--module' flag at the same time")
     return "module" if module else "program" if no_python else "script"
-
-
-def own_fields(options: Options | argparse.Namespace) -> dict[str, Any]:
-    """The fields that both commands take from several options."""
-    shows_devices = options.report_bindings or options.dry_run or options.dry_run_json
-    return {"placement": {"names_devices": shows_devices}, "log_level": log_level(options)}
 
 
 def signal_fields(preempt_words: str, stop_words: str, forward_words: str) -> dict[str, Any]:
@@ -330,6 +305,105 @@ def log_level(options: Options | argparse.Namespace) -> Level:
     return _with_details(level) if options.log_level_given else level
 
 
-def show_request(options: Options | argparse.Namespace) -> ShowRequest:
-    """The parts of the plan that the user wants to see."""
-    return ShowRequest(options.report_bindings, options.dry_run, options.dry_run_json, options.doctor)
+class Options:
+    """The values of all options, the script and its arguments, as attributes."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def read_words(
+    argv: Sequence[str], line: CommandLine, environ: Mapping[str, str] | None = None
+) -> Options | None:
+    """The values of a plain command line, without argparse, whose import costs half a launch.
+
+    None: it is not plain (abbreviations, joined flags, help, mistakes), and `dsl.cli.parser` has to read it.
+    Whatever is read here, the parser reads alike.
+    """
+    environ = environ or {}
+    if line.prefix and any(name.startswith(line.prefix) for name in environ):
+        return None
+    by_name = {name: option for option in line.options for name in option.names}
+    given: dict[str, Any] = {}
+
+    def take(option: Option, text: str) -> None:
+        given[option.dest] = option.taken(text, given.get(option.dest, ()))
+
+    words = iter(argv)
+    try:
+        for word in words:
+            option = by_name.get(word)
+            if option is None and not _is_value(word):
+                name, equals, text = word.partition("=")
+                option = by_name.get(name)
+                # argparse takes a lone "--" for a separator even here.
+                if option is None or option.is_flag or not equals or name[:2] != "--" or text == "--":
+                    return None
+                take(option, text)
+            elif option is None:
+                given[line.script] = word
+                break
+            elif option.is_flag:
+                given[option.dest] = True
+            elif option.bare is not None:
+                take(option, option.bare)
+            else:
+                text = next(words, "--")
+                if not _is_value(text) and not (option.is_text and is_free_text(text, by_name)):
+                    return None
+                take(option, text)
+        else:
+            return None  # there is no script
+        rest = list(words)
+        given[line.rest] = rest[1:] if rest[:1] == ["--"] else rest
+        return Options(complete(line, given, environ))
+    except BadValueError:
+        return None
+
+
+def variables_of(line: CommandLine, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set and hold defaults, by the names of the values."""
+    found = {dest: name for name, dest in line.variables if name in environ}
+    if line.prefix and any(name.startswith(line.prefix) for name in environ):
+        for option in line.options:
+            for name in option.names:
+                variable = line.prefix + name[2:].replace("-", "_").upper()
+                if name[:2] == "--" and variable in environ:
+                    found[option.dest] = variable
+    return found
+
+
+def complete(line: CommandLine, given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """All values: the given ones, those of the environment, and defaults. Raises `BadValueError`."""
+    variables = variables_of(line, environ)
+    values = dict(given)
+    for option in line.options:
+        dest = option.dest
+        if dest not in given and dest in variables:
+            try:
+                values[dest] = option.taken(environ[variables[dest]])
+            except BadValueError as error:
+                raise BadValueError(f"{variables[dest]}: {error}") from None
+        if option.given:
+            values[option.given] = dest in values
+        values.setdefault(dest, option.default)
+    return values
+
+
+def is_free_text(word: str, known: Container[str]) -> bool:
+    """Whether a word that begins with a dash is the value of the free-text option before it.
+
+    Like argparse, it is a value if it has a blank and is no option with a value after ``=``. Unlike here,
+    argparse reads ``-t 7 -u 30`` as ``-t`` with a value, if there is a ``-t``. ``known``: the spellings of
+    all options.
+    """
+    return " " in word and word.partition("=")[0] not in known
+
+
+def _is_value(word: str) -> bool:
+    """Whether argparse surely reads the word as a value or a script."""
+    return word[:1] != "-" or (word[1:].isascii() and word[1:].isdecimal())

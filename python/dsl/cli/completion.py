@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dsl.errors import DslError
-from dsl.lists import counted
+from dsl.facts import Facts, this_machine
 from dsl.model.options import SHELLS
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.output.job_folders import JobFolders
 from dsl.plan.hosts import read_hostfile
-from dsl.printable import printable
+from dsl.report.speak import show_text
 from dsl.resources.hosts import find_allocation
-from dsl.signals import JOB_CONTROL, SIGNALS, UNTAKEABLE
 from dsl.view.jobs import running_jobs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from dsl.facts import Facts
+from dsl.words import JOB_CONTROL, SIGNALS, UNTAKEABLE, counted, printable
 
 ASKED = ("FILTER", "JOB", "SIGNAL", "SIGNAL,...")
 """Values that shells ask `answer` for."""
@@ -110,9 +105,6 @@ def reply(words: Sequence[str]) -> bool:
 
     Users name a shell and get its script. The scripts write ``--completion KIND COMMAND WORD HOSTFILE``.
     """
-    from dsl.facts import this_machine
-    from dsl.report.speak import show_text
-
     option, equals, shell = words[0].partition("=")
     shell = shell if equals else "".join(words[1:2])
     is_script = option.replace("_", "-") in ("--completion", "--print-completion")

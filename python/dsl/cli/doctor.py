@@ -1,28 +1,78 @@
-"""``--doctor``: what would go wrong with a job on its hosts, before anything is started."""
+"""What would go wrong with a job on its hosts: ``--doctor``, ``--doctor-first`` and ``--doctor --ring``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.agent.preflight import file_problems
 from dsl.control.messages import Checked
-from dsl.doctor.job_checks import Examined, exit_code, find_all, page
-from dsl.doctor.look import look_here
-from dsl.doctor.ways import knock
-from dsl.errors import DslError
+from dsl.doctor.job_checks import Examined, exit_code, find_all, page, start_notices
+from dsl.errors import DslError, OptionError, UsageError
 from dsl.facts import Facts
-from dsl.lists import parse_number
 from dsl.model.health import MeetingLook
 from dsl.model.job import Job, MeetingPoint, Notice
-from dsl.model.request import DEFAULT_MASTER_PORT, Request
+from dsl.model.request import (
+    DEFAULT_MASTER_PORT,
+    DebugRequest,
+    ElasticRequest,
+    OutputRequest,
+    Program,
+    Request,
+    StartRequest,
+)
 from dsl.plan.job import JobPlan, plan_job
+from dsl.plan.node import count_workers
 from dsl.plan.worker import FLAVOURS, inherited_environment
 from dsl.report.speak import show_text
+from dsl.view import knock, look_here
+from dsl.words import counted, parse_number
 
 STORE_PORT = 29400
 """Where the store of torch's rendezvous listens if the user names no port."""
+
+RING = "dsl_launcher.ring"
+"""The module that the workers run with ``--ring``."""
+
+
+def ring_request(request: Request) -> Request:
+    """The same job with the measurement of ``--ring`` in place of the script, behind a look at its hosts.
+
+    Raises:
+        OptionError: ``--doctor`` is not there.
+    """
+    if not request.show.doctor:
+        raise OptionError("--ring starts no script: give it with --doctor")
+    return replace(
+        request,
+        program=Program("module", RING),
+        output=OutputRequest(tag="never"),
+        elastic=ElasticRequest(),
+        start=StartRequest(wraps=request.start.wraps),
+        debug=DebugRequest(),
+        show=replace(request.show, doctor=False, doctor_first=True, ring=False),
+        max_restarts=0,
+        hang_timeout_s=None,
+    )
+
+
+def look_first(planned: JobPlan, facts: Facts, tell: Callable[[Sequence[Notice]], None]) -> None:
+    """Look at this node before the first attempt, and tell the user what is found.
+
+    Raises:
+        UsageError: the doctor has found errors.
+    """
+    job, node_rank = planned.job, planned.node_rank
+    workers = count_workers(job, node_rank, facts)
+    health = look_here(job, facts.environ, facts, node_rank=node_rank, workers=workers, cwd=facts.files.cwd)
+    found = start_notices([Examined("", Checked(health=health))])
+    errors = [replace(one, text=f"error: {one.text}") for one in found if one.level == "error"]
+    tell([*errors, *[one for one in found if one.level != "error"]])
+    if errors:
+        raise UsageError(
+            f"--doctor-first has found {counted(len(errors), 'error')} here: nothing was started"
+        )
 
 
 def examine(request: Request, facts: Facts, reach: Callable[[JobPlan], int]) -> int:
@@ -47,27 +97,21 @@ def examine(request: Request, facts: Facts, reach: Callable[[JobPlan], int]) -> 
     workers = 1
     if not problems:
         try:
-            workers, told = _plan_here(planned, facts)
-            notices = (*notices, *told)
+            planner = Planner(planned, facts)
+            # Nodes that find each other have to meet before they can plan.
+            is_dynamic = planned.job.meeting.kind == "dynamic"
+            notices = notices if is_dynamic else planner.notices(planner.sketch())
+            workers = planner.local_world_size
         except DslError as error:
             problems.append(str(error))
     cwd = facts.files.cwd
     job, environ = planned.job, inherited_environment(planned.job, facts.environ)
-    problems += [one for one in file_problems(job, environ, cwd) if one and one not in problems]
+    problems += [text for text in file_problems(job, environ, cwd) if text and text not in problems]
     health = look_here(job, facts.environ, facts, node_rank=planned.node_rank, workers=workers, cwd=cwd)
     health = replace(health, meeting=_look_at_meeting(planned, facts))
     findings = find_all([Examined("", Checked(tuple(problems), health=health))], notices)
     show_text("\n".join(page(findings, (), workers)))
     return exit_code(findings)
-
-
-def _plan_here(planned: JobPlan, facts: Facts) -> tuple[int, tuple[Notice, ...]]:
-    """The workers of this node, and what their plan has to say. Raises DslError."""
-    planner = Planner(planned, facts)
-    if planned.job.meeting.kind == "dynamic":
-        return planner.local_world_size, ()  # the nodes have to meet before they can plan
-    plan = planner.sketch()
-    return planner.local_world_size, planner.notices(plan)
 
 
 def _look_at_meeting(planned: JobPlan, facts: Facts) -> MeetingLook | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from dsl.cli.tool import Tool, ToolParser
-from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
+from dsl.elasticity import ALGORITHM, compute_elastic_config
 from dsl.elasticity.solver import ELASTICITY
 from dsl.errors import ElasticityConfigError, OptionError
 from dsl.facts import this_machine
-from dsl.lists import quote
-from dsl.model.options import BadValueError, integer
+from dsl.model.options import integer
 from dsl.report.speak import show_text
+from dsl.words import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,17 +79,10 @@ def _add(parser: ToolParser) -> None:
     add(
         *("-w", "--world-size"),
         metavar="N",
-        type=_integer,
+        type=integer,
         default=0,
         help="number of data-parallel workers: check it, and tell the micro batch of each",
     )
-
-
-def _integer(text: str) -> int:
-    try:
-        return integer(text)
-    except BadValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 ELASTIC = Tool(

@@ -7,19 +7,19 @@ import sys
 
 from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
-from dsl.cli.command import show_request, with_strictness
+from dsl.cli.command import Options, complete, with_strictness
 from dsl.cli.options_torch import COMMAND_LINE
-from dsl.cli.reader import Options, complete
 from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
-from dsl.functions.config import OPTION_NAMES, LaunchConfig, refuse_nameless
+from dsl.functions.config import OPTION_NAMES, LaunchConfig, joined_words, refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
-from dsl.lists import parse_number
 from dsl.model.options import BadValueError, Option
 from dsl.plan.meeting_point import STATIC, meeting_kind
 from dsl.plan.worker import LOCAL_RANK_MACRO, TORCH, worker_commands
-from dsl.report.narrator import CONSOLE
+from dsl.report.narrator import to_console
 from dsl.report.plan import show_plan
+from dsl.resources.exports import named_variables
+from dsl.words import parse_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.model.job import NodePlan
-    from dsl.model.request import Request, ShowRequest
-    from dsl.report.narrator import Sink
+    from dsl.model.request import Request
+    from dsl.report.narrator import Show
 
 ALIASES = {"shutdown_timeout": "grace"}
 """Names of values in torch's namespace, and their names in ours."""
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     refuse_nameless(request.signals.stop or (), f"signals_to_handle {options.signals_to_handle!r}")
     for notice in torchrun.signal_notices(options):
         log(notice.level, notice.text)
-    _start(request, show_request(options))
+    _start(request)
 
 
 def run_deepspeed(args: Sequence[str]) -> int:
@@ -62,7 +62,7 @@ def run_deepspeed(args: Sequence[str]) -> int:
     request, options = deepspeed.read(args, os.environ)
     _refuse_process_matters(options, "dsl")
     try:
-        _start(request, show_request(options), CONSOLE)
+        _start(request, to_console)
     except ChildFailedError as error:
         return error.exit_code
     return 0
@@ -73,6 +73,9 @@ def _refuse_process_matters(options: Options, command: str) -> None:
         raise UnsupportedError(
             f"preempt_signal: inside of a program signals are the program's own, use the command {command}"
         )
+    for name in ("doctor", "doctor_first", "ring"):
+        if getattr(options, name):
+            raise UnsupportedError(f"{name}: a program starts its job at once, use the command {command}")
     if options.detach:
         raise UnsupportedError(f"detach: a program stays with its job, use the command {command}")
 
@@ -91,6 +94,7 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[
         nproc_per_node=parse_number(options.nproc_per_node) or options.nproc_per_node,
         rdzv_configs=dict([one.strip().partition("=")[::2] for one in options.rdzv_conf.split(",") if one]),
         start_method="spawn" if options.start_method == "auto" else options.start_method,
+        env=named_variables(options.env, os.environ, []),
         local_ranks_filter=[int(one) for one in options.local_ranks_filter.split(",") if one] or None,
         duplicate_stdout_filters=list(filter(None, options.duplicate_stdout_filters.split(","))) or None,
         duplicate_stderr_filters=list(filter(None, options.duplicate_stderr_filters.split(","))) or None,
@@ -109,19 +113,23 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[
     return LaunchConfig(**given), first, rest
 
 
-def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> None:
+def _start(request: Request, show: Show | None = None) -> None:
     """Run the job, or for a dry run only show its plan."""
     request = with_strictness(request, os.environ)
     facts = this_machine()
     least, most = request.resources.min_nodes or 1, request.resources.max_nodes
     nodes = (least, least if most is None else most)
-    if request.flavour == "torch" and shown.is_dry and meeting_kind(request.meeting, nodes) == "dynamic":
+    if (
+        request.flavour == "torch"
+        and request.show.is_dry
+        and meeting_kind(request.meeting, nodes) == "dynamic"
+    ):
         raise UnsupportedError("dry_run of nodes that find each other: use the command dslrun")
 
     def preview(plan: NodePlan) -> bool:
-        return show_plan(shown, plan, facts.environ, lambda line: log("info", line))
+        return show_plan(request.show, plan, facts.environ, lambda line: log("info", line))
 
-    run_request(request, facts, sink=sink, preview=preview)
+    run_request(request, facts, show=show, preview=preview)
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -153,12 +161,12 @@ def _options(args: argparse.Namespace) -> Options:
 def _value(option: Option, value: Any) -> Any:
     if option.is_flag:
         return bool(value)
+    if value == option.default:
+        return value
     try:
-        return option.value_of(_words(value) if isinstance(value, (list, tuple)) else str(value))
+        if option.repeats:
+            return tuple(map(option.value_of, (value,) if isinstance(value, str) else map(str, value)))
+        # torch's parser makes a list of the filters.
+        return option.value_of(joined_words(value) if isinstance(value, (list, tuple)) else str(value))
     except BadValueError as error:
         raise OptionError(f"{option.dest}: {error}") from None
-
-
-def _words(words: Sequence[object]) -> str:
-    """A list, which torch's parser makes of the filters, as text of the command line."""
-    return ",".join([str(word).replace(",", ",,") for word in words])

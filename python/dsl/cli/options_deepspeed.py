@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dsl.lists import parse_integer, quote
 from dsl.model.options import (
     COMMON,
     DEEPSPEED,
     OURS,
     BadValueError,
     CommandLine,
+    Option,
     count_or_none,
     flag,
     integer,
     seconds,
     text_or_none,
     unquoted,
-    value,
 )
 from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LOG_LEVELS
+from dsl.words import parse_integer, quote
 
 
 def node_count(text: str) -> int | str:
@@ -30,36 +30,36 @@ def node_count(text: str) -> int | str:
 
 _OPTIONS = {
     "where to run": (
-        value(
+        Option(
             DEEPSPEED, "-H --hostfile", "PATH",
             "file of lines 'HOST slots=N'; without it the job runs on this machine", DEFAULT_HOSTFILE,
             is_slip=True, into="resources.hostfile",
         ),
-        value(
+        Option(
             DEEPSPEED, "-i --include", "FILTER", "use only HOST[:SLOT,...][@HOST...]", "", read=unquoted,
             into="resources.include",
         ),
-        value(
+        Option(
             DEEPSPEED, "-e --exclude", "FILTER", "use all but HOST[:SLOT,...][@HOST...]", "", read=unquoted,
             into="resources.exclude",
         ),
-        value(
+        Option(
             DEEPSPEED, "--num_nodes", "N",
             "use the first N hosts; MIN:MAX if elastic", -1, read=node_count, is_slip=True,
         ),
-        value(
+        Option(
             DEEPSPEED, "--num_gpus --num_accelerators", "N",
             "workers on each host", -1, read=integer, is_slip=True, into="resources.num_gpus",
             make=count_or_none,
         ),
-        value(
+        Option(
             DEEPSPEED, "--master_port", "PORT",
             "where the workers meet; another is chosen if the default is taken, 0 chooses always",
             # If the user writes the default, it counts as the user's choice.
             DEFAULT_MASTER_PORT, read=integer, given="master_port_given", is_slip=True,
             into="meeting.master_port",
         ),
-        value(
+        Option(
             DEEPSPEED, "--master_addr", "ADDRESS", "address of the first host", "", is_slip=True,
             into="meeting.master_addr",
         ),
@@ -68,22 +68,27 @@ _OPTIONS = {
             "let hosts join and leave: the workers are started again on those that are there",
             into="elastic.training",
         ),
-        value(
+        Option(
             DEEPSPEED, "--min_elastic_nodes", "N",
             "with --elastic_training: run on so many hosts at least (default: 1)", -1, read=integer,
             into="elastic.min_nodes", make=count_or_none,
         ),
-        value(
+        Option(
             DEEPSPEED, "--max_elastic_nodes", "N",
             "with --elastic_training: run on so many at most; the others are spares (default: all)", -1,
             read=integer, into="elastic.max_nodes", make=count_or_none,
         ),
-        value(
+        Option(
             OURS, "--elastic-wait", "SECONDS",
             "with --elastic_training: wait so long for hosts when there are too few (default: 600)",
             read=seconds, into="elastic.wait_s",
         ),
-        value(
+        Option(
+            OURS, "--discover", "WORDS",
+            "with --elastic_training: ask this program for the hosts, at the start and while the job runs",
+            "", is_text=True, into="elastic.discover",
+        ),
+        Option(
             DEEPSPEED, "--autotuning", "",
             "look for the best config; run: train with it, too", "", choices=("tune", "run"),
             into="elastic.autotuning",
@@ -95,7 +100,7 @@ _OPTIONS = {
             "start only this host's workers; the same command runs on each host", is_slip=True,
             into="remote.no_ssh",
         ),
-        value(
+        Option(
             DEEPSPEED, "--node_rank", "RANK", "with --no_ssh: place of this host, from 0", -1, read=integer,
             into="meeting.node_rank",
         ),
@@ -104,21 +109,32 @@ _OPTIONS = {
             DEEPSPEED, "--force_multi", "treat even one host as remote", is_slip=True,
             into="remote.force_multi",
         ),
-        value(
+        Option(
             DEEPSPEED, "--launcher", "ssh|pdsh|openmpi|mvapich|slurm|mpich|impi",
             "how hosts are reached (default: slurm in an allocation of Slurm, else pdsh if it is installed, "
             "else ssh)",
             "pdsh", given="launcher_given", into="remote.launcher",
         ),
-        value(
+        Option(
             DEEPSPEED, "--launcher_args", "WORDS", "more arguments for the launcher", "", is_text=True,
             into="remote.launcher_args",
         ),
-        value(
+        Option(
             DEEPSPEED, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=integer,
             into="remote.ssh_port",
         ),
-        value(
+        Option(
+            OURS, "--ssh-program", "WORDS",
+            "reach hosts by this instead of ssh, such as 'docker exec -i {host} sh -c'", "", is_text=True,
+            into="remote.ssh_program",
+        ),
+        Option(
+            OURS, "--wait-hosts", "SECONDS",
+            "wait so long for hosts that cannot be reached yet; with --no_ssh: for the commands of the "
+            "others, which are one job then",
+            read=seconds, into="remote.wait_hosts_s",
+        ),
+        Option(
             DEEPSPEED, "--venv_script", "PATH", "script to source on each host first",
             into="remote.venv_script",
         ),
@@ -126,14 +142,14 @@ _OPTIONS = {
             OURS, "--one-agent-per-node", "with MPI and Slurm: a task for each node, not for each rank",
             into="remote.per_node",
         ),
-        value(
+        Option(
             OURS, "--heartbeat", "SECONDS",
             "silence after which a host counts as lost", DEFAULT_HEARTBEAT_S, read=seconds,
             into="remote.heartbeat_s",
         ),
     ),
     "workers": (
-        value(
+        Option(
             OURS, "--max-restarts", "N",
             "how often workers that failed are started again (default: 0; with --elastic_training 100)",
             read=integer, into="max_restarts",
@@ -145,11 +161,11 @@ _OPTIONS = {
             DEEPSPEED, "--bind_cores_to_rank", "give each worker its own cores and their memory",
             is_slip=True, into="placement.bind_cores_to_rank",
         ),
-        value(
+        Option(
             DEEPSPEED, "--bind_core_list", "LIST", "the cores to give, such as 0-27,32-59", is_slip=True,
             into="placement.core_list",
         ),
-        value(
+        Option(
             DEEPSPEED, "--enable_each_rank_log", "DIR",
             "write the output of each worker to its own file here", "None", is_slip=True,
             into="output.each_rank_log", make=text_or_none,
@@ -157,7 +173,7 @@ _OPTIONS = {
         flag(
             DEEPSPEED, "--save_pid", "keep the pid of the supervisor in /tmp/PID.deepspeed", into="save_pid",
         ),
-        value(
+        Option(
             DEEPSPEED, "--log_level", "",
             "how much dsl says about what it does", "info", choices=LOG_LEVELS, given="log_level_given",
         ),

@@ -16,7 +16,6 @@ from dsl.model.options import (
     integer,
     seconds,
     unquoted,
-    value,
 )
 from dsl.model.request import LOG_LEVELS
 
@@ -28,45 +27,50 @@ LOCAL_RANK_OPTIONS = {"none": "", "dash": "--local-rank", "underscore": "--local
 
 _OPTIONS = {
     "where to run": (
-        value(
+        Option(
             TORCHRUN, "--nnodes", "N",
             "number of nodes; MIN:MAX for nodes that come and go", "1:1", read=unquoted, is_slip=True,
         ),
-        value(
+        Option(
             TORCHRUN, "--nproc-per-node", "N|auto|cpu|gpu",
             "workers on this node; also the name of a device", "1", read=unquoted, is_slip=True,
             into="resources.nproc_per_node",
         ),
-        value(
+        Option(
             TORCHRUN, "--node-rank", "RANK",
             "place of this node among them, from 0", 0, read=integer, is_slip=True, into="meeting.node_rank",
         ),
-        value(TORCHRUN, "--role", "NAME", "what the workers are called", "default", into="role"),
-        value(
+        Option(
+            OURS, "--spares", "N",
+            "so many more nodes wait, and take the places of nodes that are lost, leave or are bad",
+            0, read=integer, into="resources.spares",
+        ),
+        Option(TORCHRUN, "--role", "NAME", "what the workers are called", "default", into="role"),
+        Option(
             TORCHRUN, "--max-restarts", "N",
             "how often a group that failed is started again", 0, read=integer, is_slip=True,
             into="max_restarts",
         ),
-        value(
+        Option(
             TORCHRUN, "--monitor-interval", "SECONDS",
             "has no effect: a failure is noticed at once", 0.1, read=seconds,
         ),
-        value(
+        Option(
             OURS, "--exit-barrier-timeout", "SECONDS",
             "has no effect: nodes end as soon as the job has ended on all of them", read=seconds,
         ),
     ),
     "where to meet": (
-        value(
+        Option(
             TORCHRUN, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1", read=unquoted,
             is_slip=True, into="meeting.master_addr",
         ),
-        value(
+        Option(
             TORCHRUN, "--master-port", "PORT",
             "port there; on one node a free one is chosen, on several it is 29500", read=integer,
             is_slip=True, into="meeting.master_port",
         ),
-        value(
+        Option(
             TORCHRUN, "--local-addr", "ADDRESS", "address of this node", read=unquoted,
             into="meeting.local_addr",
         ),
@@ -75,18 +79,18 @@ _OPTIONS = {
             "one node that meets nobody: a free port and an id of its own", is_slip=True,
             into="meeting.standalone",
         ),
-        value(
+        Option(
             TORCHRUN, "--rdzv-backend", "static|c10d|etcd|etcd-v2|NAME",
             "how nodes find each other; NAME: a backend that is registered with torch",
             "static", read=unquoted, is_slip=True, into="meeting.backend",
         ),
-        value(
+        Option(
             TORCHRUN, "--rdzv-endpoint", "HOST:PORT",
             "where the store is; with static the same as --master-addr and --master-port", "", read=unquoted,
             is_slip=True, into="meeting.endpoint",
         ),
-        value(TORCHRUN, "--rdzv-id", "ID", "name of the job", "none", is_slip=True, into="meeting.run_id"),
-        value(
+        Option(TORCHRUN, "--rdzv-id", "ID", "name of the job", "none", is_slip=True, into="meeting.run_id"),
+        Option(
             TORCHRUN, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", "", read=unquoted,
             into="meeting.settings",
         ),
@@ -99,42 +103,37 @@ _OPTIONS = {
             TORCHRUN, "--virtual-local-rank", "each worker sees its own device alone, as number 0",
             into="placement.virtual_local_rank",
         ),
-        value(
+        Option(
             TORCHRUN, "--numa-binding", "",
             "bind each worker to the cores beside its device",
             choices=("node", "socket", "exclusive", "core-complex"), into="placement.numa_binding",
         ),
-        value(
+        Option(
             TORCHRUN, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs",
             into="output.logs_specs",
         ),
-        value(
-            TORCHRUN, "--log-line-prefix-template", "TEXT",
-            "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
-            is_text=True, into="output.template",
-        ),
-        value(TORCHRUN, "--event-log-handler", "NAME", "has no effect", "null"),
-        value(
+        Option(TORCHRUN, "--event-log-handler", "NAME", "has no effect", "null"),
+        Option(
             OURS, "--local-rank-arg", "",
             "pass --local-rank=N or --local_rank=N to the script, as torch.distributed.launch does", "none",
             choices=tuple(LOCAL_RANK_OPTIONS),
         ),
         flag(OURS, "--use-env", "the same as --local-rank-arg none"),
-        value(TORCHRUN, "--print-completion", "", "the same as --completion", choices=SHELLS),
+        Option(TORCHRUN, "--print-completion", "", "the same as --completion", choices=SHELLS),
     ),
 }  # fmt: skip
 
 _SIGNAL_OPTIONS = {
     "signals": (
-        value(
+        Option(
             TORCHRUN, "--signals-to-handle", "SIGNAL,...",
             "signals that are passed on and end the job", DEFAULT_STOP,
         ),
-        value(
+        Option(
             OURS, "--forward-signals", "SIGNAL,...",
             "signals that are passed on, and no more", DEFAULT_FORWARD,
         ),
-        value(
+        Option(
             OURS, "--log-level", "",
             "how much dslrun says about what it does", "info", choices=LOG_LEVELS, given="log_level_given",
         ),

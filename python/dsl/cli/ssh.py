@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 
-from dsl.agent.rounds import plan_hosts, run_once
-from dsl.agent.session import SIGINT, die_of_interrupt
-from dsl.cli.command import Command
+from dsl.agent.hosts import AT_ONCE, HostCommands, plan_hosts
+from dsl.agent.session import SIGINT, Session, die_of_interrupt
+from dsl.cli.tool import Tool, ToolParser
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
-from dsl.functions.signals import HandledSignals, SignalException
+from dsl.functions.errors import HandledSignals, SignalException
 from dsl.launchers.base import Start
 from dsl.launchers.ssh import LONGEST_LINE, ssh_command
-from dsl.lists import LAST_PORT
 from dsl.machine.check import find_executable
 from dsl.model.options import BadValueError, integer
 from dsl.model.request import DEFAULT_HOSTFILE
-from dsl.plan.hosts import read_hostfile
+from dsl.plan.hosts import apply_filters, read_hostfile
 from dsl.report.speak import flush_output
-from dsl.resources.filters import apply_filters
 from dsl.resources.hosts import find_allocation
+from dsl.words import LAST_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Callable
 
-    from dsl.cli.tool import ToolParser
     from dsl.facts import Facts
 
-COMMAND = Command("dsl-ssh")
-SSH = "ssh"
+PROGRAM = "ssh"
 STOP_SIGNALS = (15, 1)
-AT_ONCE = 64
-
-EPILOG = (
-    "One COMMAND alone is a line for the shell of each host: dsl-ssh 'ls | wc -l'. With ARGUMENTS it is a "
-    "program that gets them byte for byte: dsl-ssh rm -- 'my file'. The exit code is 0 if the command has "
-    "ended with 0 on all hosts, else that of the first host that failed."
-)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; ``argv`` does not include the program's name."""
-    return COMMAND.run(lambda: _run(sys.argv[1:] if argv is None else argv, this_machine()))
-
-
-def _run(argv: Sequence[str], facts: Facts) -> int:
-    parser = make_parser()
-    own, words = split_command(argv, parser)
-    options = parser.parse_args(own)
+def _run(options: argparse.Namespace) -> int:
+    words, facts = options.words, this_machine()
     if not words:
         raise OptionError("no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]")
     hosts = choose_hosts(options, facts)
-    if not find_executable(SSH, facts.environ):
+    if not find_executable(PROGRAM, facts.environ):
         raise LauncherError("ssh is not on PATH, install OpenSSH's client")
     commands = [ssh_command(host, words, options.ssh_port) for host in hosts]
     starts = [Start(argv, node_rank=number) for number, argv in enumerate(commands)]
@@ -69,34 +51,15 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
     flush_output()
     try:
         with HandledSignals((SIGINT, *STOP_SIGNALS)):
-            return run_once(plan_hosts(starts, hosts, reading, options.max_at_once, facts))
+            source = HostCommands(plan_hosts(starts, hosts, reading, options.max_at_once, facts))
+            return Session(source).run_here(lambda outcome: outcome.code) or 0
     except SignalException as ended:
         if ended.sigval == SIGINT:
             die_of_interrupt()
         raise
 
 
-def split_command(argv: Sequence[str], parser: ToolParser) -> tuple[list[str], list[str]]:
-    """Split the words: first our options and their values, then the command."""
-    valued = parser.valued()
-    index = 0
-    while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):
-        index += 2 if argv[index] in valued else 1
-    rest = list(argv[index:])
-    return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
-
-
-def make_parser() -> ToolParser:
-    """The parser of the options; the command has to be split off before."""
-    from dsl.cli.tool import ToolParser
-
-    parser = ToolParser(
-        COMMAND.name,
-        "[OPTIONS] COMMAND [ARGUMENTS]",
-        "Run one command on all hosts of a hostfile.",
-        EPILOG,
-        allow_abbrev=False,
-    )
+def _add(parser: ToolParser) -> None:
     add = parser.add_argument
     add("-f", "-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="lines of 'HOST slots=N'")
     add("-i", "--include", metavar="FILTER", default="", help="run it on these hosts alone: HOST@HOST")
@@ -105,19 +68,15 @@ def make_parser() -> ToolParser:
     add("--max_at_once", "--max-at-once", metavar="N", type=_up_to(1024), default=AT_ONCE,
         help="run it on so many hosts at once; the next follows when one has ended")  # fmt: skip
     add("command", nargs="*", metavar="COMMAND", help="what each host runs")
-    return parser
 
 
 def _up_to(most: int) -> Callable[[str], int]:
     """A reader of numbers from 1 on."""
 
     def read(text: str) -> int:
-        try:
-            number = integer(text)
-        except BadValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+        number = integer(text)
         if not 1 <= number <= most:
-            raise argparse.ArgumentTypeError(f"{number} is not in the range of 1 to {most}")
+            raise BadValueError(f"{number} is not in the range of 1 to {most}")
         return number
 
     return read
@@ -146,3 +105,17 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
         {host: one or range(1) for host, one in slots.items()}, options.include, options.exclude
     )
     return tuple(chosen)
+
+
+SSH = Tool(
+    "dsl-ssh",
+    "[OPTIONS] COMMAND [ARGUMENTS]",
+    "Run one command on all hosts of a hostfile.",
+    _add,
+    _run,
+    "One COMMAND alone is a line for the shell of each host: dsl-ssh 'ls | wc -l'. With ARGUMENTS it is a "
+    "program that gets them byte for byte: dsl-ssh rm -- 'my file'. The exit code is 0 if the command has "
+    "ended with 0 on all hosts, else that of the first host that failed.",
+    options_at=lambda _: 0,
+    allow_abbrev=False,
+)

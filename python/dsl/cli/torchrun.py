@@ -7,26 +7,25 @@ import sys
 
 from dsl.cli.command import (
     Command,
-    own_fields,
+    Options,
+    log_level,
     program_kind,
-    read_line,
-    show_request,
+    read_words,
     signal_fields,
     with_strictness,
 )
 from dsl.cli.options_torch import COMMAND_LINE, LOCAL_RANK_OPTIONS, command_line
-from dsl.cli.reader import Options
 from dsl.errors import OptionError, UsageError
-from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, refuse_fallbacks
 from dsl.model.options import request_of
 from dsl.model.request import Program
-from dsl.signals import parse_signals
+from dsl.words import parse_number, parse_signals, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from dsl.model.options import CommandLine
     from dsl.model.request import Request
@@ -49,11 +48,8 @@ def main(
 
 
 def _run(argv: Sequence[str], line: CommandLine) -> int:
-    if argv and argv[0].startswith(("--completion", "--print")):
-        from dsl.cli.completion import reply
-
-        if reply(argv):
-            return 0
+    if COMMAND.answers(argv):
+        return 0
     try:
         request, options = read(argv, os.environ, line)
         if options.print_completion:
@@ -61,15 +57,13 @@ def _run(argv: Sequence[str], line: CommandLine) -> int:
 
             reply(("--completion", options.print_completion))
             return 0
-        asked = request.program
-        stray = COMMAND.stray_flags(argv, asked.script, asked.args, line.slips)
-        notices = [*stray, *signal_notices(options)]
+        notices = [*COMMAND.stray_flags(argv, request.program, line), *signal_notices(options)]
         if "dsl.cli.parser" in sys.modules:  # the quick reader takes no line with such variables
-            from dsl.cli.hints import unknown_variables
+            from dsl.cli.parser import unknown_variables
 
             notices += unknown_variables(os.environ, line)
         COMMAND.show(notices, request.log_level)
-        return COMMAND.start(request, show_request(options), argv=(*line.program.split(), *argv))
+        return COMMAND.start(request, argv=(*line.program.split(), *argv))
     except UsageError as error:
         from dsl.cli.parser import Parser
 
@@ -87,7 +81,7 @@ def read(
     Raises:
         UsageError: an option has a bad value.
     """
-    options = read_line(argv, line, environ)
+    options = read_words(argv, line, environ) or Options(vars(parse_args(argv, environ, line)))
     request = with_strictness(to_request(options), environ)
     if request.is_strict:
         refuse_fallbacks(signal_notices(options))
@@ -109,7 +103,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
     Raises:
         OptionError: the value for nodes or signals is malformed, or options contradict each other.
     """
-    own = own_fields(options)
+    own: dict[str, Any] = {"log_level": log_level(options)}
     if options.nnodes != "1:1":  # the default, which nobody types: the user has said nothing about nodes
         least, most = parse_nnodes(options.nnodes)
         own["resources"] = {"min_nodes": least, "max_nodes": most}

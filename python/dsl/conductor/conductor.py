@@ -19,13 +19,14 @@ from dsl.conductor.attempts import (
     Attempt,
     Gathering,
     Restarts,
-    choose_port,
     meet,
     opening,
+    place_of_rank_0,
 )
-from dsl.conductor.judge import Context, Judged, judge
-from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S, Roster
-from dsl.conductor.orders import Explain, Send, Speak
+from dsl.conductor.base import BaseConductor
+from dsl.conductor.judge import Context, judge
+from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S
+from dsl.conductor.orders import Send, Speak
 from dsl.conductor.terms import objection
 from dsl.control.messages import (
     Bye,
@@ -34,18 +35,17 @@ from dsl.control.messages import (
     Forward,
     Hello,
     Lost,
-    Over,
+    MeetByTorch,
     Preempted,
     Refused,
     Said,
     Stop,
 )
 from dsl.errors import DslError
-from dsl.lists import counted
-from dsl.model.job import Meeting, Notice
+from dsl.model.job import Notice
 from dsl.model.judgement import Report
 from dsl.model.outcome import REQUEUE_CODE, EndHung
-from dsl.signals import end_on_request, signal_name
+from dsl.words import end_on_request, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,12 +53,8 @@ if TYPE_CHECKING:
 
     from dsl.conductor.members import Known
     from dsl.conductor.terms import Terms
-    from dsl.control.clock import Clock
     from dsl.model.judgement import Judgement
     from dsl.model.outcome import Hang
-
-FAREWELL_S = 10.0
-"""Most time that a member gets to end when it has nothing left to do."""
 
 COMPANY_S = 5.0
 """A host that comes while workers run waits this long for other starting hosts, to share one restart."""
@@ -73,17 +69,14 @@ STEADY_S = 60.0
 SIGTERM = 15
 
 
-class Conductor:
+class Conductor(BaseConductor):
     """Decides for a whole job. Times are `time.monotonic` seconds."""
 
     def __init__(self, terms: Terms, now_s: float, port_of: Callable[[int], int] | None = None) -> None:
         """``port_of`` chooses the port of an attempt, counted from 0; may raise DslError. None: terms do."""
-        self._terms = terms
+        super().__init__(terms, now_s)
         self._port_of = port_of
-        self.roster = Roster(terms, now_s)
-        """What is known of the members."""
-        self._gathering = Gathering(terms, self.roster, now_s)
-        self._now_s = now_s
+        self._gathering = Gathering(self.roster, now_s)
         self._attempt: Attempt | None = None
         """The attempt whose workers run, or that was the last one when the job ended."""
         command, preempt = terms.job.flavour.command, terms.job.signals.preempt
@@ -91,47 +84,24 @@ class Conductor:
         """Why the job is being ended, if it is."""
         self._abandoned = ""
         """Why the programs that reach the members have ended; empty: they run."""
-        self._restarts = Restarts(terms, self.roster)
-        self._count = 0
-        """Number of attempts begun."""
-        self._deadline_s: float | None = None
-        """When members count as lost if they have not reported, or not said goodbye."""
+        self._restarts = Restarts(self.roster)
+        self._yields = False
+        """The members meet by torch's own rendezvous, as soon as no worker runs."""
         self._company_s: float | None = None
         """When the job starts again with new members, even if more hosts are still starting."""
         self._pass_on: tuple[float, Stop] | None = None
         """When we tell members of a preemption that others have heard of, and what we tell."""
-        self.notices: list[Notice] = []
-        """What to tell the user at the end beside `judgement`, once all output has been shown."""
-        self.judgement: Judgement | None = None
-        """What follows from the reports about the last attempt; None: it has not ended, or all is well."""
-        self.code: int | None = None
-        """Exit code of the job, once decided."""
-        self.clocks: dict[int, Clock] = {}
-        """Compared clocks of the members, by place."""
 
-    # ------------------------------------------------------------------ what others may ask
+    def takes_part(self, place: int) -> bool:
+        """Whether a member has a part in the attempt that runs, or was the last; not: it is a spare."""
+        return place in self._gathering.members
 
-    @property
-    def deadline_s(self) -> float | None:
-        """When to call `wait_is_over`; None: nothing is due."""
-        if self.roster.is_done:
-            return None
-        due = [self._deadline_s]
+    def _due(self) -> list[float | None]:
+        due = super()._due()
         if not self.roster.is_over:
             due += [self._company_s, self._pass_on and self._pass_on[0], *[one.due_s for one in self.roster]]
             due += self._gathering.due() if self._attempt is None else []
-        return min([one for one in due if one is not None], default=None)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether members have been sent into an attempt."""
-        return self._count > 0
-
-    def expects(self, place: int) -> bool:
-        """Whether a member may greet us: one at a time per place."""
-        one, terms = self.roster[place], self._terms
-        comes_again = terms.is_elastic or (terms.members_come and not self._count)
-        return one.hello is None or (comes_again and not one.is_there)
+        return due
 
     # ------------------------------------------------------------------ what happens
 
@@ -160,6 +130,8 @@ class Conductor:
         if not attempt.awaits(place, message.attempt):
             return []
         if isinstance(message, Preempted):
+            if self._terms.is_open:
+                return []  # this node leaves, and the others go on
             attempt.preempted.add(place)
             return self._hear_preemption(message.signum, there=True)
         if isinstance(message, Report):
@@ -186,15 +158,15 @@ class Conductor:
         self._now_s = now_s
         if self.roster.is_over:
             return []
-        attempt, gathering = self._attempt, self._gathering
-        if attempt is None and gathering.hopeless():
-            gathering.refuse()
-            return self._try_to_begin()
+        attempt = self._attempt
         if attempt is None:
-            return self._give_up(FAILURE, why)
+            if not self._gathering.hopeless():
+                return self._give_up(FAILURE, why)
+            self._gathering.refuse()
+            return self._try_to_begin()
         self._abandoned = why
-        self._deadline_s = now_s + self._terms.job.signals.grace_s + FAREWELL_S
-        if not attempt.failing and not self._is_asked:
+        self._deadline_s = now_s + self._terms.job.signals.grace_s + self.farewell_s
+        if not attempt.failing and not self._context.is_asked:
             self._context = replace(self._context, fault=why)
         return self._stop(attempt, why)
 
@@ -209,7 +181,7 @@ class Conductor:
             return []
         if self.roster.is_over:
             return [] if self.roster.is_done else self.cut_output(signum)
-        name, insists = signal_name(signum), self._context.signum is not None
+        insists = self._context.signum is not None
         if not insists:
             self._context = replace(self._context, signum=signum, is_key=is_key)
         if self._attempt is None:
@@ -220,8 +192,8 @@ class Conductor:
             return self._give_up(128 + signum)
         self._attempt.is_stopping = True
         grace_s = 0.0 if insists else self._terms.job.signals.grace_s
-        text = f"{name} received: stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
-        text = f"{name} received again: the grace is over" if insists else text
+        text = f": stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
+        text = f"{signal_name(signum)} received{' again: the grace is over' if insists else text}"
         return [Speak(Notice("info", text)), *self._to_running(Stop(signum, grace_s))]
 
     def hang(self, hang: Hang, now_s: float) -> list[object]:
@@ -230,35 +202,28 @@ class Conductor:
         attempt = self._attempt
         if self.roster.is_over or attempt is None or attempt.is_stopping or attempt.number != hang.attempt:
             return []
-        if hang.action == "restart":
-            return self._to_running(EndHung(hang.attempt, hang.ranks, hang.why))
-        if hang.action == "report":
-            return []
+        if hang.action != "stop":
+            ended = EndHung(hang.attempt, hang.ranks, hang.why)
+            return self._to_running(ended) if hang.action == "restart" else []
         self._context = replace(self._context, hang=hang.why)
         attempt.is_stopping = True
         return self._to_running(Stop(SIGTERM, self._terms.job.signals.grace_s))
 
-    def wait_longer(self, now_s: float) -> None:
-        """Extend the deadline: the user's side does not read the output, so members cannot send the rest."""
-        if self.roster.is_over and self._deadline_s is not None:
-            self._deadline_s = now_s + FAREWELL_S
-
-    def cut_output(self, signum: int) -> list[object]:
-        """End at once: the user no longer waits for the output of an ended job to be read."""
-        self.code = self.code or 128 + signum
-        self.roster.give_up()
-        if not self._count:
-            return self.roster.dismiss_if_done(FAREWELL_S)
-        text = f"{signal_name(signum)} received: output that nobody has read is lost"
-        return [Speak(Notice("warning", text)), *self.roster.dismiss_if_done(FAREWELL_S)]
+    def meet_by_torch(self, now_s: float) -> list[object]:
+        """Hand the job over to torch's own rendezvous, because a node has come that is under torchrun."""
+        self._now_s = now_s
+        if self.roster.is_over or self._yields:
+            return []
+        self._yields, attempt = True, self._attempt
+        if attempt is None:
+            return self._try_to_begin()
+        attempt.regroups = True
+        text = "a node under torchrun has come: the nodes meet again, by torch's own rendezvous"
+        return [Speak(Notice("info", text)), *self._stop(attempt, "a node under torchrun has come")]
 
     def wait_is_over(self, now_s: float) -> list[object]:
         """What follows when `deadline_s` has passed."""
-        self._now_s = now_s
-        orders: list[object] = []
-        if self._deadline_s is not None and self._deadline_s <= now_s:
-            self._deadline_s = None
-            orders += self._lose_silent()
+        orders = super().wait_is_over(now_s)
         if self.roster.is_over:
             return orders
         orders += self.roster.try_again(now_s)
@@ -290,11 +255,17 @@ class Conductor:
             text = f"{self.roster.name(place)} cannot take part: {problem}"
             self.roster.forget(place)
             return [Send(place, Refused(text, USAGE)), Speak(Notice("warning", text))]
-        one.size, one.role, one.status, one.joined_s = hello.workers, hello.role, "ready", self._now_s
+        one.size, one.role, one.order, one.joined_s = hello.workers, hello.role, hello.order, self._now_s
+        if hello.attempts > self._count:  # another conductor was lost
+            self._count = hello.attempts
+            self._restarts.count, self._restarts.reason = hello.restarts, "membership"
+        if not terms.offers:  # else it says next where its rank 0 would listen
+            one.status = "ready"
         return []
 
     def _hear_checked(self, place: int, one: Known, checked: Checked) -> list[object]:
         if one.status != "starting":
+            one.checked = checked if self._terms.offers else one.checked
             return []
         one.checked = checked
         if checked.problems:
@@ -336,39 +307,30 @@ class Conductor:
     def _try_to_begin(self) -> list[object]:
         if self._attempt is not None or self.roster.is_over:
             return []
-        chosen, orders = self._gathering.choose(self._now_s)
-        if self._gathering.refusal:
-            gathering, last = self._gathering, self.judgement
-            return [*orders, *self._give_up(gathering.code, *gathering.refusal, after=last)]
+        if self._yields:
+            return self._tell_all_over()
+        gathering = self._gathering
+        chosen, orders = gathering.choose(self._now_s)
+        if gathering.refusal:
+            return [*orders, *self._give_up(gathering.code, *gathering.refusal, after=self.judgement)]
         return [*orders, *(self._begin_with(chosen) if chosen else [])]
 
     def _begin_with(self, chosen: tuple[int, ...]) -> list[object]:
         terms, roster, number = self._terms, self.roster, self._count
-        first = roster[chosen[0]]
-        address = terms.address or next(iter(first.checked.addresses if first.checked else ()), "")
-        if not address:
-            name = self.roster.name(chosen[0])
-            text = f"no address of {name} is known that the others could reach: give --master_addr"
-            return self._give_up(USAGE, text)
         try:
-            port = choose_port(terms, first) if self._port_of is None else self._port_of(number)
+            address, port = place_of_rank_0(terms, roster, chosen[0])
+            port = port if self._port_of is None else self._port_of(number)
         except DslError as error:
             return self._give_up(error.exit_code, str(error))
-        orders = [] if number else opening(terms, roster, chosen, port, self.clocks)
-        if self._gathering.members != frozenset(chosen) and (number or len(chosen) < len(roster)):
-            workers = sum(roster[one].size for one in chosen)
-            count = f"{len(chosen)} of {len(roster)} hosts with {counted(workers, 'worker')}"
-            orders.append(Speak(Notice("info", f"running on {count}: {roster.hosts(chosen)}")))
-            orders += roster.say_spares([place for place in roster.ready() if place not in chosen])
-        self._gathering.begin(chosen)
+        orders, errors = ([], []) if number else opening(terms, roster, chosen, port, self.clocks)
+        if errors:
+            return [*orders, *self._give_up(USAGE, *errors)]
+        orders += self._gathering.begin(chosen, is_again=bool(number))
         self._count += 1
         members = [(place, roster[place]) for place in chosen]
-        again = self._restarts
-        meeting = Meeting(
-            number, 0, (), address, port, round=number, restarts=again.count, reason=again.reason
-        )
         self._attempt = Attempt(number, members, self._now_s)
-        return [*orders, *[Send(place, message) for place, message in meet(terms, members, meeting).items()]]
+        meetings = meet(terms, members, number, address, port, self._restarts)
+        return [*orders, *[Send(place, message) for place, message in meetings.items()]]
 
     # ------------------------------------------------------------------ while workers run
 
@@ -385,7 +347,7 @@ class Conductor:
         attempt.is_stopping = True
         grace_s = signals.grace_s if signals.preempt_grace_s is None else signals.preempt_grace_s
         text = f"{signal_name(signum)} received: the workers have {grace_s:g} s to save their work"
-        stop = Stop(signum, grace_s, is_preemption=True)
+        stop = Stop(signum, grace_s)
         if there:
             self._pass_on = (self._now_s + OWN_NOTICE_S, stop)
         return [Speak(Notice("info", text)), *([] if there else self._to_running(stop))]
@@ -405,9 +367,9 @@ class Conductor:
 
     def _hear_report(self, attempt: Attempt, place: int, report: Report) -> list[object]:
         attempt.reports[place] = report
-        is_stopped = attempt.is_stopping or self._is_asked
+        is_stopped = attempt.is_stopping or self._context.is_asked
         why, retry_s, orders = "", LONGEST_RETRY_S, list[object]()
-        if report.stop_signal is not None and not self._is_asked:
+        if report.stop_signal is not None and not self._context.is_asked:
             why = f"has left: {signal_name(report.stop_signal)} received there"
         elif report.survivors:
             why = "is left out: workers would not end there"
@@ -417,7 +379,8 @@ class Conductor:
         if why:
             attempt.left[place] = Notice("warning", f"{self.roster.name(place)} {why}")
         if why and self._terms.is_elastic:
-            self.roster[place].put("missing", self._now_s + retry_s, "has left")
+            due_s = self._now_s + retry_s if self._terms.tries_again else None
+            self.roster[place].put("missing", due_s, "has left")
             orders += self._tell_over(place)
         if report.code:
             orders += self._stop_others(attempt, place)
@@ -432,16 +395,18 @@ class Conductor:
         reason = message.reason if isinstance(message, Lost) else "has ended before its time"
         is_member = attempt is not None and place in attempt.reports
         if self.roster.is_over:
-            orders: list[object] = []
             report = None if attempt is None else attempt.reports.get(place)
-            if was_alive and is_member and one.is_gone and not (report and report.code):
-                text = f"{self.roster.name(place)} {reason}: the end of its output may be missing"
-                orders.append(Speak(Notice("warning", text)))
-            return [*orders, *self.roster.dismiss_if_done(FAREWELL_S)]
+            text = f"{self.roster.name(place)} {reason}: the end of its output may be missing"
+            is_cut = was_alive and is_member and one.is_gone and not (report and report.code)
+            return [*([Speak(Notice("warning", text))] if is_cut else []), *self._dismiss_if_done()]
         if not was_there:
             return []
         if terms.members_come and not self._count:
             text = f"{self.roster.name(place)} has left before the job has begun: it {reason}"
+            self.roster.forget(place)
+            return [Speak(Notice("info", text))]
+        if terms.offers and not is_member:
+            text = f"{self.roster.name(place)} has left the job" + f": it {reason}" * (not one.has_ended)
             self.roster.forget(place)
             return [Speak(Notice("info", text))]
         if is_member and self._now_s - one.joined_s >= STEADY_S:
@@ -471,14 +436,10 @@ class Conductor:
         return [*self._stop_others(attempt, place), *self._decide()]
 
     def _lose_silent(self) -> list[object]:
-        """Count members as lost that have not reported, or not said goodbye, in time."""
-        orders: list[object] = []
-        if self.roster.is_over:
-            self.roster.give_up()
-            return self.roster.dismiss_if_done(FAREWELL_S)
-        for place in [] if self._attempt is None else self._attempt.running:
-            orders += self._lose(place, "it has not answered any more", FAILURE)
-        return orders
+        running = [] if self._attempt is None else self._attempt.running
+        return [
+            one for place in running for one in self._lose(place, "it has not answered any more", FAILURE)
+        ]
 
     # ------------------------------------------------------------------ after an attempt
 
@@ -488,25 +449,16 @@ class Conductor:
         if self.roster.is_over or attempt is None or attempt.running:
             return []
         failed = any(report.code for report in attempt.ended.values())
-        is_ending = self._is_asked or bool(self._abandoned)
+        is_ending = self._context.is_asked or bool(self._abandoned)
         if not failed and not is_ending and not attempt.regroups:
             self.judgement = None
             return self._end()
         self.judgement = judgement = self._judge(attempt)
         if is_ending:
             return self._end()
-        said: list[object] = []
-        if (attempt.left and self._terms.is_elastic) or (attempt.regroups and not judgement.causes):
-            step, text = self._restarts.after_change(attempt, self._now_s)
-            for one in attempt.left.values():
-                if isinstance(one, Report):
-                    said.append(Explain(replace(judgement, causes=(one,)), "warning"))
-                else:
-                    said.append(Speak(one))
-        else:
-            step, text = self._restarts.after_failure(attempt, judgement, self._now_s)
-            said = [Explain(judgement, "error"), Speak(Notice("warning", text))]
+        step, text, said = self._restarts.after(attempt, judgement, self._now_s)
         if step.kind != "restart":
+            self.judgement = replace(judgement, not_tried=step.why)
             self.notices += [Notice("error", text)] if text else []
             return self._end()
         self._attempt = self._company_s = None
@@ -514,22 +466,14 @@ class Conductor:
         return said
 
     def _judge(self, attempt: Attempt) -> Judgement:
-        seats = self._terms.seats
-        members = {
-            place: Judged(self.roster.name(place), seats[place].node_rank) for place in attempt.reports
-        }
+        members = self.roster.judged(attempt.reports)
         context = replace(self._context, begun_by=attempt.begun_by)
         judgement = judge(attempt.ended, members, self.clocks, context)
-        if self._abandoned and not judgement.causes and not self._is_asked:
+        judgement = replace(judgement, replaced=self._gathering.replaced)
+        if self._abandoned and not judgement.causes and not self._context.is_asked:
             # A member had announced a failure that its report does not confirm.
             return replace(judgement, code=FAILURE, fault=self._abandoned)
         return judgement
-
-    @property
-    def _is_asked(self) -> bool:
-        """Whether the user or a scheduler has asked for the end, or wants it because the job hangs."""
-        context = self._context
-        return context.signum is not None or context.is_preempted or bool(context.hang)
 
     # ------------------------------------------------------------------ the end
 
@@ -541,35 +485,21 @@ class Conductor:
         """
         self.code, self.judgement = code, after
         self.notices += [Notice("critical", f"error: {line}") for line in lines]
-        orders: list[object] = []
-        if lines and self._terms.members_come:
-            here = [place for place, one in enumerate(self.roster) if one.is_there]
-            orders += [Send(place, Refused(lines[0], code)) for place in here]
-        return [*orders, *self._end()]
+        tells = bool(lines) and self._terms.members_come
+        here = [place for place, one in enumerate(self.roster) if one.is_there and tells]
+        return [*[Send(place, Refused(lines[0], code)) for place in here], *self._end()]
 
     def _end(self) -> list[object]:
-        """Tell all members that the job is over."""
-        self.roster.is_over = True
-        self._deadline_s = self._now_s + FAREWELL_S
         judgement, orders = self.judgement, list[object]()
         if self.code is None:
             self.code = 0 if judgement is None else judgement.code or FAILURE
         if self._context.is_preempted and self.code == REQUEUE_CODE:
             text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
             orders.append(Speak(Notice("info", text)))
-        orders += [order for place in range(len(self.roster)) for order in self._tell_over(place)]
-        return [*orders, *self.roster.dismiss_if_done(FAREWELL_S)]
+        return [*orders, *super()._end()]
 
-    def _tell_over(self, place: int) -> list[object]:
-        """Tell a member, once, that the job is over for it."""
-        one = self.roster[place]
-        if not one.is_there:
-            return []
-        one.is_told = True
-        return [Send(place, self._over())]
-
-    def _over(self) -> Over:
-        return Over(self.judgement if self.roster.is_over and self._terms.members_come else None)
+    def _over(self) -> object:
+        return MeetByTorch(self._restarts.count) if self._yields else super()._over()
 
     def _to_running(self, message: object, but: Collection[int] = ()) -> list[object]:
         """Send a message to the members whose workers run."""

@@ -7,10 +7,10 @@ It has no clock of its own. Every member looks at its host; then all of them try
 from __future__ import annotations
 
 from dsl._record import replace
-from dsl.conductor.members import Roster
+from dsl.conductor.base import BaseConductor
 from dsl.conductor.orders import Send, Show, Speak
-from dsl.conductor.terms import Terms, objection
-from dsl.control.messages import Bye, Checked, Hello, Lost, Over, Refused, Said, TryWays, WaysTried
+from dsl.conductor.terms import objection
+from dsl.control.messages import Bye, Checked, Hello, Lost, Refused, Said, TryWays, WaysTried
 from dsl.doctor.job_checks import Examined, exit_code, find_all, page
 from dsl.model.health import Target
 
@@ -18,9 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.control.clock import Clock
+    from dsl.conductor.terms import Terms
     from dsl.model.job import Notice
-    from dsl.model.judgement import Judgement
     from dsl.model.outcome import Hang
 
 TRY_S = 8.0
@@ -29,10 +28,6 @@ TRY_S = 8.0
 LATE_S = 20.0
 """When one host has looked, the others get so long."""
 
-FAREWELL_S = 3.0
-"""Members get so long to end."""
-
-
 LATE = (
     "has not answered in time: look whether it hangs, and whether `ssh HOST true` does; if that hangs, too, "
     "large packets may be lost on the way (MTU)"
@@ -40,43 +35,21 @@ LATE = (
 """The problem of a host that does not answer."""
 
 
-class Examination:
-    """Decides for all hosts. Times are `time.monotonic` seconds."""
+class Examination(BaseConductor):
+    """Decides for all hosts. No attempt begins, and none is judged."""
 
-    judgement: Judgement | None = None
-    """No attempt is judged."""
-    notices: Sequence[Notice] = ()
-    has_begun = False
-    """No attempt has begun."""
+    farewell_s = 3.0
 
     def __init__(self, terms: Terms, now_s: float, notices: Sequence[Notice] = ()) -> None:
         """``notices``: warnings of the plan, which are findings, too."""
-        self._terms = terms
-        self.roster = Roster(terms, now_s)
-        """What is known of the members."""
+        super().__init__(terms, now_s)
         self._hosts = [Examined(seat.host) for seat in terms.seats]
         self._planned = notices
         self._asked: frozenset[int] = frozenset()
         """Members that try the ways."""
         self._tried: set[int] = set()
         self._is_trying = False
-        self._deadline_s: float | None = None if terms.start_s is None else now_s + terms.start_s
-        self._now_s = now_s
-        self.code: int | None = None
-        """Exit code of the command, once decided."""
-        self.clocks: dict[int, Clock] = {}
-        """Compared clocks of the members, by place."""
-
-    # ------------------------------------------------------------------ what others may ask
-
-    @property
-    def deadline_s(self) -> float | None:
-        """When to call `wait_is_over`; None: nothing is due."""
-        return None if self.roster.is_done else self._deadline_s
-
-    def expects(self, place: int) -> bool:
-        """Whether a member may greet us."""
-        return self.roster[place].hello is None
+        self._deadline_s = self.roster.answer_by(now_s)
 
     # ------------------------------------------------------------------ what happens
 
@@ -130,29 +103,13 @@ class Examination:
         if action not in ("stop", "preempt") or self.roster.is_over:
             return []
         self.code = 128 + signum
-        return self._end([])
+        return self._end()
 
     def hang(self, hang: Hang, now_s: float) -> list[object]:  # noqa: ARG002  as every conductor
         """Nothing runs that could hang."""
         return []
 
-    def cut_output(self, signum: int) -> list[object]:
-        """End at once."""
-        self.code = self.code or 128 + signum
-        return []
-
-    def wait_longer(self, now_s: float) -> None:
-        """Members send no output that could be stuck."""
-
-    def wait_is_over(self, now_s: float) -> list[object]:
-        """What follows when `deadline_s` has passed."""
-        self._now_s = now_s
-        if self._deadline_s is None or now_s < self._deadline_s:
-            return []
-        self._deadline_s = None
-        if self.roster.is_over:
-            self.roster.give_up()
-            return self.roster.dismiss_if_done(FAREWELL_S)
+    def _lose_silent(self) -> list[object]:
         for place, host in enumerate(self._hosts):
             if self._is_trying and place in self._asked - self._tried:
                 self._fail(place, "has not answered any more")
@@ -171,7 +128,7 @@ class Examination:
     def _go_on(self) -> list[object]:
         """Go on to the ways when all have looked, and to the end when all ways are tried."""
         if self.roster.is_over:
-            return self.roster.dismiss_if_done(FAREWELL_S)
+            return self._dismiss_if_done()
         if any(one.checked is None and not one.problem for one in self._hosts):
             return []
         if not self._is_trying:
@@ -190,7 +147,7 @@ class Examination:
         findings = find_all(hosts, self._planned)
         self.code = exit_code(findings)
         workers = sum(seat.size for seat in self._terms.seats)
-        return self._end([Show("\n".join(page(findings, [one.name for one in hosts], workers)))])
+        return [Show("\n".join(page(findings, [one.name for one in hosts], workers))), *self._end()]
 
     def _targets(self) -> dict[int, Target]:
         """The hosts that can be tried, by place. The first is also tried by the name that the user gave."""
@@ -206,9 +163,3 @@ class Examination:
             addresses = (named,) if named else addresses
             found[place] = Target(place, host.name, addresses, checked.health.port, checked.health.token)
         return found
-
-    def _end(self, orders: list[object]) -> list[object]:
-        self.roster.is_over = True
-        self._deadline_s = self._now_s + FAREWELL_S
-        orders += [Send(place, Over()) for place, one in enumerate(self.roster) if one.is_alive]
-        return [*orders, *self.roster.dismiss_if_done(FAREWELL_S)]

@@ -48,6 +48,11 @@ class Context(Record):
     sees_all: bool = True
     """The members run all workers of the job."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the user or a scheduler has asked for the end, or wants it because the job hangs."""
+        return self.signum is not None or self.is_preempted or bool(self.hang)
+
 
 ALONE = Judged("", 0)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dsl.conductor.judge import Judged
 from dsl.conductor.orders import Dismiss, Drop, Reach, Speak
-from dsl.lists import first_few, format_ranges, name_few
 from dsl.model.job import Notice
-from dsl.plan.elastic import choose_hosts
+from dsl.plan.remote import choose_hosts
+from dsl.words import first_few, format_ranges, name_few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal, TypeAlias
 
     from dsl.conductor.terms import Seat, Terms
@@ -28,14 +29,21 @@ MENDED_S = 30.0
 SHOWN = 8
 """Hosts that one line names."""
 
+MOST_PLACES = 1 << 16
+"""A job whose members come at any time has at most this many, over all of its time."""
+
 
 class Known:
     """What is known of one member."""
 
     def __init__(self, member: Seat, due_s: float | None) -> None:
         self.host, self.size, self.role = member.host, member.size, ""
+        self.order = ""
+        """Ranks follow these texts, and the places of members that have the same."""
         self.problem = ""
         """Why it does not take part, as the user was last told."""
+        self.is_listed = True
+        """Whether the user's list of hosts still has it."""
         self.is_spare = False
         """The user was told that it is a spare."""
         self.joined_s = 0.0
@@ -54,6 +62,8 @@ class Known:
         self.checked: Checked | None = None
         self.is_told = self.has_ended = self.is_gone = False
         """It was told that the job is over for it; it has said goodbye; nothing more can come from it."""
+        self.is_bad = False
+        """It has failed first twice in a row: a spare takes its place, if there is one."""
 
     @property
     def is_alive(self) -> bool:
@@ -73,7 +83,7 @@ class Known:
     def put(self, status: Status, due_s: float | None, problem: str) -> bool:
         """Change its status. Returns whether the user does not know the problem yet."""
         is_news = self.problem != problem
-        self.status, self.due_s, self.problem = status, due_s, problem
+        self.status, self.due_s, self.problem = status, due_s if self.is_listed else None, problem
         return is_news
 
 
@@ -81,13 +91,16 @@ class Roster:
     """All members of a job, by place."""
 
     def __init__(self, terms: Terms, now_s: float) -> None:
-        self._terms = terms
+        self.terms = terms
+        """How the members take part."""
         self._known = [Known(member, self.answer_by(now_s)) for member in terms.seats]
         self.is_over = False
         """The job is over: no member is awaited any more."""
         self._is_dismissed = False
 
     def __getitem__(self, place: int) -> Known:
+        while self.terms.is_open and len(self._known) <= place < MOST_PLACES:
+            self._known.append(self._vacant(len(self._known)))
         return self._known[place]
 
     def __iter__(self) -> Iterator[Known]:
@@ -98,11 +111,18 @@ class Roster:
 
     def answer_by(self, now_s: float) -> float | None:
         """When a member has to have answered that starts now."""
-        return None if self._terms.start_s is None else now_s + self._terms.start_s
+        return None if self.terms.start_s is None else now_s + self.terms.start_s
 
     def forget(self, place: int) -> None:
         """Make a place free again."""
-        self._known[place] = Known(self._terms.seats[place], None)
+        self._known[place] = self._vacant(place)
+
+    def _vacant(self, place: int) -> Known:
+        """A member that has not come. Where members come at any time, no certain one is awaited."""
+        known = Known(self.terms.seat(place), None)
+        if self.terms.is_open:
+            known.status, known.is_gone = "missing", True
+        return known
 
     # ------------------------------------------------------------------ members that come and go
 
@@ -136,7 +156,7 @@ class Roster:
     def missing(self) -> list[int]:
         """The places of members that have not come, or cannot take part."""
         ready = self.ready()
-        return [place for place in range(len(self._known)) if place not in ready]
+        return [place for place, one in enumerate(self._known) if place not in ready and one.is_listed]
 
     def give_up(self) -> None:
         """Expect nothing more from anyone."""
@@ -154,15 +174,20 @@ class Roster:
         self._is_dismissed = True
         return [Dismiss(within_s)]
 
+    def extend(self, terms: Terms) -> None:
+        """Know the members of terms with more seats, too. Nothing is expected of them yet."""
+        self.terms = terms
+        for seat in terms.seats[len(self._known) :]:
+            self._known.append(Known(seat, None))
+            self._known[-1].is_listed = False
+
     # ------------------------------------------------------------------ members that cannot take part
 
     def find_unfit(self, place: int, problems: Sequence[str], now_s: float) -> list[object]:
         """Note problems at a member. An elastic job tries it again when the user may have mended them."""
-        is_elastic = self._terms.is_elastic
-        is_news = self._known[place].put(
-            "unfit", now_s + MENDED_S if is_elastic else None, "\n".join(problems)
-        )
-        return self.say_unfit(place) if is_news and is_elastic else []
+        due_s = now_s + MENDED_S if self.terms.tries_again else None
+        is_news = self._known[place].put("unfit", due_s, "\n".join(problems))
+        return self.say_unfit(place) if is_news and self.terms.is_elastic else []
 
     def say_unfit(self, place: int) -> list[object]:
         """Tell the user what is wrong at a member."""
@@ -171,11 +196,12 @@ class Roster:
 
     def miss(self, place: int, why: str, now_s: float, *, is_known: bool = False) -> list[object]:
         """Note that a member is missing. An elastic job tries it again. ``is_known``: say nothing."""
-        one, is_elastic = self._known[place], self._terms.is_elastic
-        is_news = one.put("missing", now_s + one.pause_s() if is_elastic else None, why)
-        if not is_elastic or not is_news or is_known:
+        one, terms = self._known[place], self.terms
+        is_news = one.put("missing", now_s + one.pause_s() if terms.tries_again else None, why)
+        if not terms.is_elastic or not is_news or is_known:
             return []
-        return [Speak(Notice("warning", f"{self.name(place)}: {why}; it is tried again"))]
+        text = f"{self.name(place)}: {why}; it is tried again"
+        return [Speak(Notice("warning", text if terms.tries_again else f"{self.name(place)} {why}"))]
 
     def try_again(self, now_s: float) -> list[object]:
         """Give up waiting for members that have not answered in time, and try missing members again."""
@@ -183,10 +209,10 @@ class Roster:
         for place, one in enumerate(self._known):
             if one.due_s is None or now_s < one.due_s:
                 continue
-            drops = [Drop(place)] if self._terms.is_elastic else []
+            drops = [Drop(place)] if self.terms.is_elastic else []
             if one.status == "starting":
-                one.is_gone |= self._terms.is_elastic
-                why = f"has not answered within {self._terms.start_s:g} s"
+                one.is_gone |= self.terms.is_elastic
+                why = f"has not answered within {self.terms.start_s:g} s"
                 orders += [*drops, *self.miss(place, why, now_s)]
             else:
                 one.expect(self.answer_by(now_s))
@@ -213,19 +239,30 @@ class Roster:
         """Whether a member has this status; ``before``: of those that stand before this place."""
         return any(one.status == status for one in self._known[:before])
 
-    def choose(self, preferred: frozenset[int]) -> tuple[int, ...] | None:
-        """The largest set of ready members that the job may run on, preferred ones first; None: too few."""
-        terms = self._terms
-        ordered = sorted(self.ready(), key=lambda place: (place not in preferred, place))
-        sizes = [(place, self._known[place].size) for place in ordered]
-        return choose_hosts(sizes, terms.least, terms.most, terms.world_sizes)
+    def choose(self, last: Sequence[int]) -> tuple[int, ...] | None:
+        """The largest set of ready members that the job may run on, by their ranks; None: too few.
+
+        ``last``: the members of the last attempt, by their ranks. They are preferred, and bad members come
+        after all others. If as many take part again, they keep their ranks, and others take the free ones.
+        """
+        terms, known = self.terms, self._known
+        ordered = sorted(self.ready(), key=lambda place: (known[place].is_bad, place not in last, place))
+        sizes = [(place, known[place].size) for place in ordered]
+        chosen = choose_hosts(sizes, terms.least, terms.most, terms.world_sizes)
+        if chosen is None:
+            return None
+        ranked = sorted(chosen, key=lambda place: (known[place].order, place))
+        if len(chosen) != len(last):
+            return tuple(ranked)
+        others = iter([place for place in ranked if place not in last])
+        return tuple([place if place in chosen else next(others) for place in last])
 
     def shortage(self) -> str:
         """Why the members that are ready are too few."""
-        there, least = len(self.ready()), self._terms.least
+        there, least = len(self.ready()), self.terms.least
         if there < least:
-            return f"{there} of at least {least} hosts {'is' if there == 1 else 'are'} there"
-        sizes = first_few(self._terms.world_sizes)
+            return f"{there} of at least {least} {self.terms.noun}s {'is' if there == 1 else 'are'} there"
+        sizes = first_few(self.terms.world_sizes)
         return f"{there} hosts are there, but none of them make a number of workers that is valid ({sizes})"
 
     def say_spares(self, places: Sequence[int]) -> list[object]:
@@ -241,23 +278,27 @@ class Roster:
     # ------------------------------------------------------------------ names
 
     def name(self, place: int) -> str:
-        """The name of a member: ``host n1``, ``rank 3 on host n1``, or ``node 1 (n1)``."""
+        """The name of a member: ``host n1``, ``rank 3 on host n1``, ``node 1 (n1)``, or ``node n1``."""
         host = self._known[place].host
-        if self._terms.members_come:
+        if self.terms.is_open:
+            return f"node {host}"
+        if self.terms.members_come:
             return f"node {place} ({host})" if host else f"node {place}"
-        is_task = self._terms.seats[place].task is not None
+        is_task = self.terms.seats[place].task is not None
         return f"rank {place} on host {host}" if is_task else f"host {host}"
+
+    def judged(self, places: Iterable[int]) -> dict[int, Judged]:
+        """Members as the judge sees them, by place."""
+        return {place: Judged(self.name(place), self.terms.seat(place).node_rank) for place in places}
 
     def names(self, places: Sequence[int]) -> str:
         """Several members: ``hosts n1, n2``, ``nodes 1, 2``."""
         if len(places) == 1:
             return self.name(places[0])
+        if self.terms.members_come and not self.terms.is_open:
+            return f"nodes {format_ranges(places)}"
         hosts = self.hosts(places)
-        return (
-            f"nodes {format_ranges(places)}"
-            if self._terms.members_come
-            else f"host{'s' * (', ' in hosts)} {hosts}"
-        )
+        return f"{self.terms.noun}{'s' * (', ' in hosts)} {hosts}"
 
     def hosts(self, places: Sequence[int]) -> str:
         """The hosts of some members: ``n1, n2``."""

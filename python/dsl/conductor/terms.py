@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.lists import quote
+from dsl.words import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl.control.messages import Assignment, Hello
     from dsl.model.job import Job
-    from dsl.model.remote import Remote
+    from dsl.plan.remote import Remote
 
 START_S = 60.0
 """Most time that a member gets to answer before the job starts."""
 
 FIRST_MEETING_S = 600.0
 """How long members that come by themselves are waited for, as by torch's static rendezvous."""
+
+LAST_CALL_S = 30.0
+"""When enough members are there, others get this long to join the attempt."""
 
 
 class Seat(Record):
@@ -61,15 +64,45 @@ class Terms(Record):
     seconds until all of them have to be there. None: no such limit."""
     world_sizes: tuple[int, ...] = ()
     """Numbers of workers that the job accepts; empty: any."""
-    gives_up: bool = False
-    """The job ends if attempts fail over and over in their first seconds, as the user set no limit."""
     heartbeat_s: float = 0.0
     """Seconds of silence after which the other side counts as lost."""
+    last_call_s: float = LAST_CALL_S
+    """Seconds that a job with enough members waits for others: for those that are starting, or for unknown
+    ones if members may come at any time."""
 
     @property
     def members_come(self) -> bool:
         """Whether members come by themselves; otherwise we reach them."""
         return self.assignment is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether members come by themselves at any time, each at a place that no other has had."""
+        return self.offers and not self.seats
+
+    @property
+    def offers(self) -> bool:
+        """Whether members come by themselves and go, and say before each attempt where rank 0 may listen."""
+        return self.members_come and self.is_elastic
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether we reach members again that are lost."""
+        return self.is_elastic and not self.members_come
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether the job may go on with fewer members, or on other hosts."""
+        return self.is_elastic and (self.least < self.most or not self.members_come)
+
+    @property
+    def noun(self) -> str:
+        """What the user calls a member."""
+        return "node" if self.members_come else "host"
+
+    def seat(self, place: int) -> Seat:
+        """What is known of the member at a place before it comes."""
+        return Seat(place) if self.is_open else self.seats[place]
 
     def assigned(self, place: int) -> Assignment:
         """The answer to the `Hello` of a member that we reach."""
@@ -78,19 +111,12 @@ class Terms(Record):
         return replace(self.assignment, node_rank=seat.node_rank, task=seat.task)
 
 
-def version_problem(hello: Hello, version: str) -> str:
-    """What is wrong with the version of dsl on a host; empty if it is the head's version."""
-    if hello.version == version:
-        return ""
-    where = f" for {hello.python}" if hello.python else ""
-    return f"it has dsl {hello.version}, this host has {version}: install the same version{where}"
-
-
 def objection(terms: Terms, place: int, hello: Hello) -> str:
     """Why a member that greets us cannot take part; empty: its greeting shows no reason."""
-    if problem := version_problem(hello, terms.version):
-        return problem
-    task, run_id = terms.seats[place].task, terms.job.run_id
+    if hello.version != terms.version:
+        where = f" for {hello.python}" if hello.python else ""
+        return f"it has dsl {hello.version}, this host has {terms.version}: install the same version{where}"
+    task, run_id = terms.seat(place).task, terms.job.run_id
     if terms.members_come and hello.run_id != run_id:
         return f"its --rdzv-id is {quote(hello.run_id)}, that of node 0 is {quote(run_id)}"
     if terms.members_come and not hello.workers:
@@ -140,17 +166,21 @@ def reached_terms(job: Job, remote: Remote, assignment: Assignment) -> Terms:
         start_s=None if remote.launcher == "slurm" else START_S,  # whose queue may be long
         wait_s=remote.wait_s,
         world_sizes=remote.world_sizes,
-        gives_up=remote.gives_up,
     )
 
 
 def fixed_places(
     job: Job, count: int, version: str, address: str, port: int, wait_s: float = FIRST_MEETING_S
 ) -> Terms:
-    """Terms of ``count`` members that come by themselves, each at the place that its user gave it."""
-    return Terms(
+    """Terms of ``count`` members that come by themselves, each at the place that its user gave it.
+
+    If some more are to come as spares, members may be lost or leave, and come again at their places. Rank 0
+    listens at any free port of its node, and not at ``address`` and ``port``, where members may come.
+    """
+    spares = job.meeting.spares
+    terms = Terms(
         job=job,
-        seats=tuple([Seat(place) for place in range(count)]),
+        seats=tuple([Seat(place) for place in range(count + spares)]),
         version=version,
         least=count,
         most=count,
@@ -158,4 +188,24 @@ def fixed_places(
         port=port,
         start_s=None,
         wait_s=wait_s,
+    )
+    return replace(terms, is_elastic=True, address="", port=0) if spares else terms
+
+
+def open_places(job: Job, version: str, *, wait_s: float, last_call_s: float = LAST_CALL_S) -> Terms:
+    """Terms of members that come by themselves at any time. Rank 0 listens at any free port of its node.
+
+    ``wait_s``: how long the job waits when there are too few.
+    """
+    return Terms(
+        job=job,
+        seats=(),
+        version=version,
+        least=job.meeting.least_nodes,
+        most=job.node_count,
+        is_elastic=True,
+        port=0,
+        start_s=None,
+        wait_s=wait_s,
+        last_call_s=last_call_s,
     )

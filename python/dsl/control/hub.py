@@ -11,20 +11,15 @@ import time
 from dsl import _core
 from dsl._core import FdStream, Stream, connect
 from dsl.control import clock
-from dsl.control.messages import (
-    TO_AGENT,
-    TO_HEAD,
-    Hello,
-    Lost,
-    Refused,
-    message_from_bytes,
-    message_to_bytes,
-)
+from dsl.control.messages import TO_AGENT, TO_HEAD, Hello, Lost, Refused
 from dsl.errors import ControlError, JobFormatError
+from dsl.model.codec import from_line, to_line
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dsl.control.clock import Clock, Sample
 
 __all__ = ["KEY_BYTES", "FdStream", "Hub", "Link", "Stream", "allow_connections", "connect"]
@@ -34,7 +29,6 @@ KEY_BYTES = 32
 FEW = 256
 """Number of connections for which every usual limit of descriptors is enough."""
 
-_MANY = 1 << 12
 _TAKEN = Refused("another agent of this place is connected")
 
 
@@ -115,24 +109,29 @@ class Link:
         return message
 
 
-class Hub:
-    """The connections of this process.
+class Hub(_core.Hub):
+    """The connections of this process."""
 
-    ``heartbeat_s``: silence after which the other side counts as lost. ``show``: this is the head, and output
-    that agents send is written to ``console``, the descriptors of stdout and stderr.
-    """
+    heartbeat_s: float
+    is_head: bool
+    has_lost_output = False
+    """Some output could not be written here."""
+    _links: dict[int, Link]
+    _encoded: tuple[object, bytes] = (None, b"")
 
-    def __init__(self, heartbeat_s: float, *, show: bool = False, console: tuple[int, int] = (1, 2)) -> None:
-        self.heartbeat_s = heartbeat_s
-        self.is_head = show
-        self.has_lost_output = False  # some could not be written here
-        self._core = _core.Hub(heartbeat_s, console if show else None, message_to_bytes(_TAKEN))
-        self._links: dict[int, Link] = {}
-        self._encoded: tuple[object, bytes] = (None, b"")
+    def __new__(cls, heartbeat_s: float, *, show: bool = False, console: tuple[int, int] = (1, 2)) -> Self:
+        """``heartbeat_s``: silence after which the other side counts as lost.
 
-    def add(self, stream: _core.Stream, name: str) -> Link:
+        ``show``: this is the head, and output that agents send is written to ``console``, the descriptors of
+        stdout and stderr.
+        """
+        self = super().__new__(cls, heartbeat_s, console if show else None, to_line(_TAKEN))
+        self.heartbeat_s, self.is_head, self._links = heartbeat_s, show, {}
+        return self
+
+    def add(self, stream: Stream, name: str) -> Link:
         """Serve a connection; ``name`` is the other side's name for the user."""
-        return self._link(self._core.add(stream, name))
+        return self._link(self.serve(stream, name))
 
     def _link(self, core: _core.Link) -> Link:
         link = self._links.get(core.id)
@@ -140,44 +139,10 @@ class Hub:
             link = self._links[core.id] = Link(self, core)
         return link
 
-    def listen(self, address: str = "", port: int = 0, *, keyed: bool | None = None) -> int:
-        """Let agents connect by TCP at a port; returns the port. The same call again changes nothing.
-
-        ``address``: one of this machine; empty: every one. ``port``: 0 for any free one. ``keyed``: agents
-        are refused unless they have a key from their user (True), or have none (False); None: it is not
-        checked. Ports with this check are for agents that come by themselves: several may come for a place.
-
-        Raises:
-            OSError: we cannot listen there.
-        """
-        return self._core.listen(address, port, keyed)
-
-    def unlisten(self, port: int) -> None:
-        """Close a port. Returns when another process can listen there; links that came in by it stay."""
-        self._core.unlisten(port)
-
-    def expect(self, place: int | None, key: bytes, count: int | None = None) -> None:
-        """Let in agents of a place that know a key of 32 bytes; None: of every place. Call `listen` first.
-
-        ``count``: number of these agents; the default is one for a place, some thousands for every place.
-
-        Raises:
-            ControlError: the key does not have 32 bytes.
-        """
-        self._core.expect(place, key, count or (_MANY if place is None else 1))
-
-    def share_output(self, agents: int) -> None:
-        """Head: let so many agents share the memory for output."""
-        self._core.share_output(agents)
-
-    def fileno(self) -> int:
-        """Give a descriptor that is readable while `read` returns something."""
-        return self._core.fileno()
-
     def read(self) -> list[tuple[Link | None, object]]:
         """Take the messages that have arrived. `Lost` is a link's last message; a `Notice` has no link."""
         found: list[tuple[Link | None, object]] = []
-        for core, kind, said in self._core.read():
+        for core, kind, said in self.take():
             if core is None:
                 self.has_lost_output |= kind == "lost"
                 found.append((None, Notice("warning", str(said))))
@@ -197,7 +162,7 @@ class Hub:
     def understood(self, link: Link, data: bytes) -> object:
         """The message that a link has brought. None or `Lost`: the link has ended because of it."""
         try:
-            message = message_from_bytes(data, TO_HEAD if self.is_head else TO_AGENT)
+            message = from_line(data, TO_HEAD if self.is_head else TO_AGENT)
         except JobFormatError as error:
             problem = f"has sent something that cannot be read: {error}"
         else:
@@ -208,41 +173,13 @@ class Hub:
 
     def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None:
         """Send what comes out of two pipes to the head, which shows it. The hub then owns the read ends."""
-        self._core.relay(link._core, stdout_fd, stderr_fd)  # noqa: SLF001  the two classes are one unit
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait for output; False: the time is over, or the head is gone.
-
-        An agent waits until all that was in the pipes is written to the connection. A head waits until all
-        that has arrived is shown.
-        """
-        return self._core.drain(timeout_s)
-
-    def recent(self) -> bytes:
-        """Head: the last output of agents that was shown where stderr is shown, some screens of it."""
-        return self._core.recent()
-
-    def tee(self, fd: int) -> None:
-        """Head: let a socket, which stays yours, get the output of agents, too; see `dsl.Supervisor.tee`."""
-        self._core.tee(fd)
-
-    def start(self) -> None:
-        """Begin to serve. From here on this process must not fork and go on in the child."""
-        self._core.start()
-
-    def close(self, timeout_s: float) -> None:
-        """Send what is queued, end all connections, and wait no longer than this for it."""
-        self._core.close(timeout_s)
-
-    def disown(self) -> None:
-        """Close the descriptors in this process alone: a process forked from it goes on with them."""
-        self._core.disown()
+        self.pass_on(link._core, stdout_fd, stderr_fd)  # noqa: SLF001  the two classes are one unit
 
     def encoded(self, message: object) -> bytes:
         """The bytes of a message, kept for the next call: often one message goes to all links."""
         last, data = self._encoded
         if last is not message:
-            data = message_to_bytes(message)
+            data = to_line(message)
             self._encoded = message, data
         return data
 

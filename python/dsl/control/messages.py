@@ -1,18 +1,17 @@
-"""The messages between the head and the agents of a job, and their bytes.
+"""The messages between the head and the agents of a job.
 
-The bytes of a message are those of `dsl.model.codec`, so no message that arrives can run code.
+A message travels as a line of `dsl.model.codec`, so no message that arrives can run code.
 """
 
 from __future__ import annotations
 
 from dsl._record import Record
-from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.health import Health, Target, Way
 from dsl.model.job import Job, Meeting, Notice
 from dsl.model.judgement import FailureCode, Judgement, Report
 from dsl.model.observation import Look, Looked, NodePulse, NodeStacks, Relayed, Signalled, SignalRank
 from dsl.model.outcome import EndHung
-from dsl.model.request import Code, Count, Moment, Port, RankOrNone, Seconds, Shown, Signal
+from dsl.model.request import Count, Moment, Port, RankOrNone, Seconds, Shown, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ class Assignment(Record):
     """Nodes come and go: the agent may wait long for its first meeting, and any node may be the first."""
     examines: bool = False
     """Nothing is started: the agent looks at its host for ``--doctor``."""
+    looks_first: bool = False
+    """The agent looks at its host for ``--doctor-first``; errors of the doctor are problems of the host."""
     records: bool = False
     """The head records what happens: the agent sends a `Recorded` of each event."""
 
@@ -77,12 +78,20 @@ class Hello(Record):
     """Its interpreter."""
     nodes: Count = 0
     """Of a member that comes by itself: number of nodes of its job."""
+    spares: Count = 0
+    """Of a member that comes by itself: number of spares beside them."""
     workers: Count = 0
     """Of a member that comes by itself: the number of its workers."""
     role: str = ""
     """Of a member that comes by itself: what its workers are called."""
     run_id: str = ""
     """Of a member that comes by itself: name of its job."""
+    order: Shown = ""
+    """Of a member that comes at any time: ranks follow these texts, as torch sorts nodes by address."""
+    attempts: Count = 0
+    """Of a member that has lost its conductor: how many attempts have begun."""
+    restarts: Count = 0
+    """Of such a member: how many restarts were counted."""
 
 
 class Checked(Record):
@@ -101,7 +110,7 @@ class Checked(Record):
     machine: str = ""
     """A word for the machine: two agents have the same only on the same machine; empty: unknown."""
     health: Health | None = None
-    """What ``--doctor`` wants to know of the host; None: it has not asked."""
+    """What the doctor wants to know of the host; None: it was not asked for."""
 
 
 class TryWays(Record):
@@ -114,13 +123,6 @@ class WaysTried(Record):
     """agent to head: what came of it."""
 
     ways: tuple[Way, ...]
-
-
-class Running(Record):
-    """agent to head: the workers of an attempt are being started."""
-
-    attempt: Count
-    pids: tuple[Count, ...] = ()
 
 
 class Failing(Record):
@@ -175,8 +177,6 @@ class Refused(Record):
 class Bye(Record):
     """agent to head, last: all of its output is sent, and it ends."""
 
-    code: Code
-
 
 class Stop(Record):
     """head to agent: stop the workers."""
@@ -185,8 +185,6 @@ class Stop(Record):
     """The signal to send to them."""
     grace_s: Seconds
     """Seconds until SIGKILL; 0 at once."""
-    is_preemption: bool = False
-    """Whether it announces a preemption."""
     why: str = ""
     """The reason, for the record of the agent."""
 
@@ -202,6 +200,15 @@ class Over(Record):
 
     judgement: Judgement | None = None
     """How the job has ended, for members that tell their own user; None: well, or the head tells the user."""
+    has_succeeded: bool = False
+    """For such members: the job has ended well, also if a failure was the last that happened on this node."""
+
+
+class MeetByTorch(Record):
+    """head to agent, last: there is no head any more, the nodes meet by torch's own rendezvous."""
+
+    restarts: Count
+    """Counted restarts so far."""
 
 
 class Lost(Record):
@@ -216,7 +223,7 @@ class Lost(Record):
 TO_HEAD: Mapping[str, type] = {
     one.__name__: one
     for one in (
-        *(Hello, Checked, WaysTried, Running, Failing, Preempted, Report, Said, Relayed, NodeStacks, Looked),
+        *(Hello, Checked, WaysTried, Failing, Preempted, Report, Said, Relayed, NodeStacks, Looked),
         *(Signalled, NodePulse, Recorded, Refused, Bye),
     )
 }
@@ -226,20 +233,7 @@ TO_AGENT: Mapping[str, type] = {
     one.__name__: one
     for one in (
         *(Assignment, Meeting, TryWays, Moved, Said, Stop, Forward, EndHung, Look, SignalRank, Over, Refused),
+        MeetByTorch,
     )
 }
 """The messages that a head may send, by name."""
-
-
-def message_to_bytes(message: object) -> bytes:
-    """Write a message."""
-    return to_json(to_plain(message))
-
-
-def message_from_bytes(data: bytes, kinds: Mapping[str, type]) -> object:
-    """Read a message of one of these kinds, `TO_HEAD` or `TO_AGENT`.
-
-    Raises:
-        JobFormatError: these are not the bytes of such a message; its text says why, in a clause.
-    """
-    return from_plain(from_json(data), kinds)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dsl._record import Record
 from dsl.errors import FilterError
-from dsl.lists import BEYOND, parse_range, quote
+from dsl.words import BEYOND, parse_range, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def read_entries(value: str | None, grammar: Grammar = CUDA) -> tuple[str, ...] 
 def _listed(found: Iterable[_T | None], grammar: Grammar) -> list[_T]:
     """What a list of entries stands for, each once. None: an entry that cannot be read."""
     kept: list[_T] = []
-    for one in found:
-        if one is None:
+    for device in found:
+        if device is None:
             if grammar.skips:
                 continue
             break
-        if one not in kept:
-            kept.append(one)
+        if device not in kept:
+            kept.append(device)
         elif grammar.repeated == "hides":
             return []
     return kept
@@ -118,11 +118,9 @@ def _read_entry(word: str, grammar: Grammar, named: Sequence[str]) -> str | None
 
 
 def _leading_digits(text: str) -> str:
-    end = 0
-    while end < len(text) and text[end] in "0123456789":
-        end += 1
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
     # No machine numbers its devices with more digits, and int() refuses very long ones.
-    return text[:end] if end <= 18 else ""
+    return digits if len(digits) <= 18 else ""
 
 
 def _read_part(text: str) -> str | None:
@@ -229,12 +227,11 @@ def worker_choices(variable: str, environ: Mapping[str, str], total: int, count:
     device, or a single part if there are more workers than devices.
     """
     value = environ.get(variable)
-    if variable != LEVEL_ZERO_VARIABLE:
-        seen = range(min(total, count)) if value is None else resolve(value, total, (), GRAMMARS[variable])
-        return [str(position) for position in seen]
-    entries = level_zero_entries(environ)
+    entries = level_zero_entries(environ) if variable == LEVEL_ZERO_VARIABLE else None
     if entries is None:
-        return [str(number) for number in range(min(total, count))]
+        is_all = value is None or variable == LEVEL_ZERO_VARIABLE
+        seen = range(min(total, count)) if is_all else resolve(value, total, (), GRAMMARS[variable])
+        return [str(position) for position in seen]
     devices = []
     for number in resolve_level_zero(environ, total):
         parts = [entry for entry in entries if entry.partition(".")[0] == str(number)]

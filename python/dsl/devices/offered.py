@@ -1,9 +1,4 @@
-"""What a node offers: its accelerators, found without torch, its slots, and those that the user shows.
-
-This module takes the first look of every launch: a few file names. Modules that only some machines need are
-imported only there: `dsl.devices.others` (devices other than CUDA's, and where a device sits), and
-`dsl.devices.nvidia` (what the driver says).
-"""
+"""What a node offers: its accelerators, found without torch, its slots, and those that the user shows."""
 
 from __future__ import annotations
 
@@ -11,10 +6,19 @@ import os
 import sys
 
 from dsl._record import Record, kept
-from dsl.devices.accelerators import ACCELERATORS, are_hidden, ends_list
+from dsl.devices import ACCELERATORS, are_hidden, ends_list
 from dsl.errors import AcceleratorError, FilterError, NoDevicesError
-from dsl.lists import BEYOND, MOST_WORKERS, parse_integer, parse_number, quote, shorten
-from dsl.machine.kernel_files import has_intel_torch, has_nvidia_driver, list_names
+from dsl.machine.kernel import has_intel_torch, has_nvidia_driver, list_names
+from dsl.words import (
+    BEYOND,
+    MOST_WORKERS,
+    find_runs,
+    first_few,
+    parse_integer,
+    parse_number,
+    quote,
+    shorten,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +26,14 @@ if TYPE_CHECKING:
 
     from dsl.devices.nvidia import Device, Survey
     from dsl.devices.others import LocatedDevice
-    from dsl.machine.cpus import Cpus, NumaNode
+    from dsl.machine.kernel import Cpus, NumaNode
 
 
 class Devices(Record):
     """What this node offers."""
 
     accelerator: str
-    """Name in `dsl.devices.accelerators.ACCELERATORS`."""
+    """Name in `ACCELERATORS`."""
     slots: range
     """One slot for each device; on the CPU for each NUMA node, or as many as ``LOCAL_SIZE`` says."""
     visible: tuple[str, ...] | None
@@ -66,8 +70,6 @@ def visible_slots(devices: Devices, shown: Sequence[str], names: Sequence[str] =
     variable, setting = devices.visible_setting.partition("=")[0], shorten(devices.visible_setting)
     if all(entry.isascii() and entry.isdigit() for entry in shown):
         # A number too large for any machine is refused like any other slot that this machine lacks.
-        from dsl.resources.filters import check_slots
-
         numbers = [parse_number(entry) for entry in shown]
         slots = list(dict.fromkeys([BEYOND if number is None else number for number in numbers]))
         try:
@@ -83,6 +85,33 @@ def visible_slots(devices: Devices, shown: Sequence[str], names: Sequence[str] =
         return list(range(count_named(variable, shown, len(devices.slots), names)))
     except FilterError as error:
         raise FilterError(f"{setting}: {error}") from None
+
+
+def check_slots(
+    host: str, slots: Iterable[int], pool: Mapping[str, Sequence[int]], source: str = "hostfile"
+) -> None:
+    """Raise FilterError unless the pool has the host and each of the slots."""
+    if host not in pool:
+        from difflib import get_close_matches
+
+        close = get_close_matches(host, list(pool), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {first_few(list(pool))}"
+        raise FilterError(f"hostname {quote(host)} not found in {source}, {hint}")
+    for slot in slots:
+        if slot not in pool[host]:
+            raise FilterError(
+                f"no slot '{slot}' specified on host {host!r}, which has {slots_text(pool[host])}"
+            )
+
+
+def slots_text(slots: Sequence[int]) -> str:
+    """Ascending slots in words: ``only slot 0``, ``slots 0 to 3``, ``slots 0, 2``."""
+    if not slots:
+        return "no slots"
+    (first, last), *more = find_runs(slots)
+    if not more:
+        return f"only slot {first}" if first == last else f"slots {first} to {last}"
+    return f"slots {first_few(slots, 16)}"
 
 
 def visible_warning(shown: Sequence[str]) -> str | None:
@@ -189,19 +218,47 @@ OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "bi
 class DeviceFacts:
     """Devices of the machine below ``root``, with those that the environment hides. Each answer is kept."""
 
-    def __init__(self, root: str = "/") -> None:
-        self._root = root
+    def __init__(self, root: str = "/", environ: Mapping[str, str] | None = None) -> None:
+        """``environ``: hides AMD's devices; None: our own."""
+        self._root, self._environ = root, environ
         self._counts: dict[str, int] = {}
 
     @kept
     def cuda_count(self) -> int:
-        """Devices that torch calls CUDA devices, see `count_cuda_devices`."""
-        return count_cuda_devices(self._root)
+        """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, else AMD ones.
+
+        The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. If they
+        disagree (a container that was given some devices, device files not yet made, WSL), we ask the driver
+        through pynvml; without pynvml the device files decide.
+
+        torch calls AMD devices CUDA devices, too. Those count that ``ROCR_VISIBLE_DEVICES`` and
+        ``HIP_VISIBLE_DEVICES`` leave visible.
+        """
+        in_proc = len(list_names(os.path.join(self._root, "proc/driver/nvidia/gpus")))
+        names = list_names(os.path.join(self._root, "dev"))
+        in_dev = len([name for name in names if name.startswith("nvidia") and name[6:].isdigit()])
+        if not in_proc and not in_dev and "kfd" in names:
+            from dsl.devices.others import count_amd
+
+            return count_amd(os.environ if self._environ is None else self._environ, self._root)
+        if in_proc == in_dev and (in_proc or "dxg" not in names):
+            return in_proc
+        return len(self.survey.devices) if self.survey.source == "nvml" else in_dev or in_proc
 
     @kept
     def other_name(self) -> str | None:
-        """The accelerator that comes before CUDA, None if there is none, see `find_other_accelerator`."""
-        return find_other_accelerator(self._root)
+        """The accelerator that comes before CUDA on this machine, None if there is none.
+
+        `dsl.devices.others` is imported only if a file in ``/dev`` may be such a device.
+        """
+        names = list_names(os.path.join(self._root, "dev"))
+        # Most machines have a graphics device, but few have a torch for Intel's devices.
+        is_intel = "dri" in names and any(has_intel_torch(folder) for folder in sys.path)
+        if not is_intel and not any(name.startswith(OTHER_FILES) for name in names):
+            return None
+        from dsl.devices.others import find_accelerator
+
+        return find_accelerator(self._root)
 
     def other_count(self, name: str, environ: Mapping[str, str]) -> int:
         """Devices of an accelerator that is neither ``cuda`` nor ``cpu``.
@@ -240,43 +297,3 @@ class DeviceFacts:
         from dsl.devices.nvidia import survey
 
         return survey(self._root)
-
-
-def find_other_accelerator(root: str = "/") -> str | None:
-    """The accelerator that comes before CUDA on this machine, None if there is none.
-
-    See `dsl.devices.others.find_accelerator`: it is imported only if a file in ``/dev`` may be such a device.
-    """
-    names = list_names(os.path.join(root, "dev"))
-    # Most machines have a graphics device, but few have a torch for Intel's devices.
-    is_intel = "dri" in names and any(has_intel_torch(folder) for folder in sys.path)
-    if not is_intel and not any(name.startswith(OTHER_FILES) for name in names):
-        return None
-    from dsl.devices.others import find_accelerator
-
-    return find_accelerator(root)
-
-
-def count_cuda_devices(root: str = "/", environ: Mapping[str, str] | None = None) -> int:
-    """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, else AMD ones.
-
-    The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. If they
-    disagree (a container that was given some devices, device files not yet made, WSL), we ask the driver
-    through pynvml; without pynvml the device files decide.
-
-    torch calls AMD devices CUDA devices, too. Those count that ``ROCR_VISIBLE_DEVICES`` and
-    ``HIP_VISIBLE_DEVICES`` of ``environ`` (ours, if None) leave visible.
-    """
-    in_proc = len(list_names(os.path.join(root, "proc/driver/nvidia/gpus")))
-    names = list_names(os.path.join(root, "dev"))
-    in_dev = len([name for name in names if name.startswith("nvidia") and name[6:].isdigit()])
-    if not in_proc and not in_dev and "kfd" in names:
-        from dsl.devices.others import count_amd
-
-        return count_amd(os.environ if environ is None else environ, root)
-    if in_proc == in_dev and (in_proc or "dxg" not in names):
-        return in_proc
-    from dsl.devices import nvidia
-
-    answer = nvidia.count(root)
-    return (in_dev or in_proc) if answer is None else answer

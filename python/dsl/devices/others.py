@@ -1,6 +1,6 @@
 """Devices other than NVIDIA's: how many there are, without torch, and where they sit, by drivers' files.
 
-The names are those of `dsl.devices.accelerators.ACCELERATORS`. This module is imported only if there may be
+The names are those of `dsl.devices.ACCELERATORS`. This module is imported only if there may be
 a device, or if one is to be shown. If one card may be several devices for torch, a child process asks the
 accelerator's torch plug-in: we never import torch ourselves.
 
@@ -20,10 +20,10 @@ import os
 import sys
 
 from dsl._record import Record
-from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.masks import (
     GRAMMARS,
     NAMELESS,
+    NUMBERS,
     count_visible,
     level_zero_hierarchy,
     read_entries,
@@ -32,7 +32,7 @@ from dsl.devices.masks import (
     resolve_rocm,
 )
 from dsl.errors import AcceleratorError
-from dsl.machine.kernel_files import (
+from dsl.machine.kernel import (
     has_intel_torch,
     list_names,
     numbered,
@@ -83,7 +83,7 @@ def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
     accelerator's own variable, as for NVIDIA devices.
     """
     rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return len(resolve_rocm(rest, [one.name for one in read_devices("cuda", environ, root)]))
+    return len(resolve_rocm(rest, [device.name for device in read_devices("cuda", environ, root)]))
 
 
 def count_gaudi(root: str) -> int:
@@ -105,18 +105,22 @@ class Counting(Record):
     """The package whose import makes torch know the devices; empty: torch itself."""
     function: str
     """Dotted name of the function that counts the devices."""
-    exact: bool = True
-    """Each device file is one device; False: a device file may be several devices."""
+    asked_without: str = ""
+    """A device file may be several devices: the plug-in is asked, without this variable, which hides some."""
 
 
 COUNTINGS = {
     "xpu": Counting(lambda root: len(read_devices("xpu", {}, root)), "", "torch.xpu.device_count"),
     "npu": Counting(_numbered("dev", "davinci"), "torch_npu", "torch.npu.device_count"),
-    "sdaa": Counting(_numbered("dev", "tcaicard"), "torch_sdaa", "torch.sdaa.device_count", exact=False),
+    "sdaa": Counting(
+        _numbered("dev", "tcaicard"), "torch_sdaa", "torch.sdaa.device_count", "SDAA_VISIBLE_DEVICES"
+    ),
     "mps": Counting(lambda _root: int(sys.platform == "darwin"), "", "torch.mps.device_count"),
     "hpu": Counting(count_gaudi, "habana_frameworks.torch.hpu", "habana_frameworks.torch.hpu.device_count"),
     "mlu": Counting(_numbered("dev", "cambricon_dev"), "torch_mlu", "torch.mlu.device_count"),
-    "supa": Counting(_numbered("dev/biren", "card_"), "torch_supa", "torch.supa.device_count", exact=False),
+    "supa": Counting(
+        _numbered("dev/biren", "card_"), "torch_supa", "torch.supa.device_count", "SUPA_VISIBLE_DEVICES"
+    ),
     "klxpu": Counting(_numbered("dev", "xpu"), "torch_xmlir", "torch.cuda.device_count"),
 }
 """By accelerator, in the order in which DeepSpeed looks for them; CUDA devices come after all of them."""
@@ -137,11 +141,9 @@ def find_accelerator(root: str = "/", path: Sequence[str] | None = None) -> str 
 
 
 def _has_plug_in(name: str, counting: Counting, folder: str) -> bool:
-    if name == "mps":
-        return os.path.isdir(os.path.join(folder, "torch"))
     if name == "xpu":
         return has_intel_torch(folder)
-    return os.path.isdir(os.path.join(folder, counting.plug_in.partition(".")[0]))
+    return os.path.isdir(os.path.join(folder, counting.plug_in.partition(".")[0] or "torch"))
 
 
 def count_accelerator(
@@ -158,13 +160,10 @@ def count_accelerator(
         AcceleratorError: the plug-in had to be asked, and did not answer.
     """
     counting = COUNTINGS[name]
-    hidden = ACCELERATORS[name].visible_variable
     found = len(read_devices("xpu", environ, root)) if name == "xpu" else counting.files(root)
-    if found and not counting.exact:
-        if ask is None:
-            ask = ask_plug_in
-        shown = {key: environ[key] for key in environ if key != hidden}
-        found = ask(counting.plug_in, counting.function, shown)
+    if found and counting.asked_without:
+        shown = {key: environ[key] for key in environ if key != counting.asked_without}
+        found = (ask or ask_plug_in)(counting.plug_in, counting.function, shown)
     if name != "hpu" or MODULES_VARIABLE not in environ:
         return found
     # Module numbers are not indices: the modules that we were given may have any numbers.
@@ -186,28 +185,24 @@ def ask_plug_in(
     Raises:
         AcceleratorError: the plug-in cannot be imported, does not answer in time, or gives no number.
     """
-    import subprocess
     from signal import SIGKILL
+    from subprocess import DEVNULL, Popen, TimeoutExpired
     from tempfile import TemporaryFile
 
     name = plug_in or "torch"
     argv = [executable, "-c", _PROGRAM, plug_in, function]
     # Files, not pipes: a pipe ends only when every process that the plug-in has started closes it, too.
     with TemporaryFile() as output, TemporaryFile() as complaint:
+        own = dict(environ)
         try:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=complaint,
-                env=dict(environ),
-                start_new_session=True,
+            child = Popen(
+                argv, stdin=DEVNULL, stdout=output, stderr=complaint, env=own, start_new_session=True
             )
         except OSError as error:
             raise AcceleratorError(_failure(name, f"{executable}: {error.strerror}")) from None
         try:
             child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             raise AcceleratorError(_failure(name, f"no answer in {timeout_s:g} s")) from None
         finally:
             if child.poll() is None:
@@ -222,8 +217,7 @@ def ask_plug_in(
 
 def _lines(file: IO[bytes]) -> list[str]:
     file.seek(0)
-    lines = file.read().decode(errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
 
 def _failure(name: str, why: str) -> str:
@@ -245,7 +239,7 @@ def worker_devices(
     others: Sequence[LocatedDevice],
     own: Sequence[Mapping[str, str]],
 ) -> tuple[WorkerDevice | None, ...]:
-    """The device of each of ``count`` workers, for `dsl.binding.placement.shown_devices`.
+    """The device of each of ``count`` workers, for `dsl.binding.shown_devices`.
 
     ``name`` is the accelerator, ``gpus`` NVIDIA's devices, ``others`` those of `read_devices`.
     """
@@ -275,19 +269,17 @@ def seen_devices(
     ``HABANA_VISIBLE_MODULES``. None: there is no such module, or we do not know where it sits.
     """
     if name == "hpu":
-        by_module = {one.name: one.device for one in found}
-        numbers = [int(each) for each in by_module]
+        by_module = {located.name: located.device for located in found}
         modules = read_entries(environ.get(MODULES_VARIABLE), GRAMMARS[MODULES_VARIABLE])
         if modules is None:
-            modules = tuple([str(number) for number in range(max(numbers, default=-1) + 1)])
+            modules = tuple(map(str, range(max(map(int, by_module), default=-1) + 1)))
         return [by_module.get(module) for module in modules]
-    variable = ACCELERATORS[name].visible_variable
     if name == "cuda":
-        positions = resolve_rocm(environ, [one.name for one in found])
+        positions = resolve_rocm(environ, [located.name for located in found])
     elif name == "xpu":
         positions = resolve_level_zero(environ, len(found))
     else:
-        positions = resolve(environ.get(variable), len(found), (), GRAMMARS[variable])
+        positions = resolve(environ.get("MLU_VISIBLE_DEVICES"), len(found), (), NUMBERS)
     return [found[position].device for position in positions]
 
 

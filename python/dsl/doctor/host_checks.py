@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from dsl.lists import BEYOND, counted, parse_number, quote, shorten
 from dsl.model.health import Health, Symptom, Verdict
+from dsl.words import BEYOND, counted, parse_number, quote, shorten
 
 Found: TypeAlias = Iterator[tuple[Verdict, str]]
 """Level and text of each finding."""
@@ -59,13 +59,13 @@ def warning(text: str) -> tuple[Verdict, str]:
     return "warning", text
 
 
-def _interpreter(one: Health) -> Found:
-    if one.program.python and not one.program.python_version:
-        yield error(f"interpreter {one.program.python} does not run, install it there or name another")
+def _interpreter(health: Health) -> Found:
+    if health.program.python and not health.program.python_version:
+        yield error(f"interpreter {health.program.python} does not run, install it there or name another")
 
 
-def _torch(one: Health) -> Found:
-    program = one.program
+def _torch(health: Health) -> Found:
+    program = health.program
     if program.needs_torch and program.python_version and not program.torch:
         yield error(
             f"the script imports torch, which {program.python} does not have: install torch there, or "
@@ -73,8 +73,8 @@ def _torch(one: Health) -> Found:
         )
 
 
-def _torch_build(one: Health) -> Found:
-    program, devices = one.program, one.devices
+def _torch_build(health: Health) -> Found:
+    program, devices = health.program, health.devices
     if program.torch and not program.torch_build and devices.accelerator == "cuda" and devices.count:
         yield error(
             f"torch {program.torch} of {program.python} is built for the CPU alone, but "
@@ -83,8 +83,8 @@ def _torch_build(one: Health) -> Found:
         )
 
 
-def _mask(one: Health) -> Found:
-    devices = one.devices
+def _device_mask(health: Health) -> Found:
+    devices = health.devices
     if devices.count and devices.mask and not devices.visible:
         yield warning(
             f"{devices.mask} leaves none of {counted(devices.count, 'device')} visible: the workers run on "
@@ -92,31 +92,31 @@ def _mask(one: Health) -> Found:
         )
 
 
-def _slots(one: Health) -> Found:
-    devices = one.devices
-    is_named = one.slots_named or devices.accelerator == "cpu"
-    if devices.visible and one.workers > devices.visible and not is_named:
+def _workers(health: Health) -> Found:
+    devices = health.devices
+    is_named = health.slots_named or devices.accelerator == "cpu"
+    if devices.visible and health.workers > devices.visible and not is_named:
         yield warning(
-            f"{one.workers} workers, but {counted(devices.visible, 'device')}: start as many workers as "
+            f"{health.workers} workers, but {counted(devices.visible, 'device')}: start as many workers as "
             "devices, or let the script share them"
         )
 
 
-def _driver(one: Health) -> Found:
-    for problem in one.devices.problems:
+def _driver(health: Health) -> Found:
+    for problem in health.devices.problems:
         yield warning(problem) if "pynvml" in problem else error(problem)  # dsl alone misses pynvml
 
 
-def _uvm(one: Health) -> Found:
-    if one.devices.lacks_uvm:
+def _uvm(health: Health) -> Found:
+    if health.devices.lacks_uvm:
         yield error(
             "there are NVIDIA devices without /dev/nvidia-uvm, so CUDA does not start: run nvidia-modprobe "
             "-u -c=0 as root, or start the container with --gpus"
         )
 
 
-def _leftovers(one: Health) -> Found:
-    for holder in one.devices.holders:
+def _leftovers(health: Health) -> Found:
+    for holder in health.devices.holders:
         who = f"pid {holder.pid} ({holder.command})"
         if holder.what:
             yield warning(f"{who} uses {holder.what}: end it (kill {holder.pid}), or leave the device out")
@@ -124,8 +124,8 @@ def _leftovers(one: Health) -> Found:
             yield warning(f"{who} is left over from an earlier job: end it (kill {holder.pid})")
 
 
-def _shared_memory(one: Health) -> Found:
-    total, free = one.limits.shm_bytes, one.limits.shm_free_bytes
+def _shared_memory(health: Health) -> Found:
+    total, free = health.limits.shm_bytes, health.limits.shm_free_bytes
     if total is not None and total < SMALL_SHM_BYTES:
         yield warning(
             f"{SHM} has {size(total)}, too little for NCCL and data loaders: start the container with "
@@ -137,51 +137,51 @@ def _shared_memory(one: Health) -> Found:
         )
 
 
-def _open_files(one: Health) -> Found:
-    if one.limits.open_files is not None and one.limits.open_files <= FEW_OPEN_FILES:
+def _open_files(health: Health) -> Found:
+    if health.limits.open_files is not None and health.limits.open_files <= FEW_OPEN_FILES:
         yield warning(
-            f"a process may open {one.limits.open_files} files, data loaders and many ranks need more: "
+            f"a process may open {health.limits.open_files} files, data loaders and many ranks need more: "
             "ulimit -n 65536 (container: --ulimit nofile=65536, ssh and Slurm: /etc/security/limits.conf)"
         )
 
 
-def _tasks(one: Health) -> Found:
-    limits = one.limits
+def _processes(health: Health) -> Found:
+    limits = health.limits
     left = limits.tasks_left
-    if left is None or left >= one.workers * TASKS_EACH:
+    if left is None or left >= health.workers * TASKS_EACH:
         return
-    level: Verdict = "error" if left < one.workers * LEAST_TASKS_EACH else "warning"
+    level: Verdict = "error" if left < health.workers * LEAST_TASKS_EACH else "warning"
     text = (
-        f"{limits.tasks_limit} leaves {left} processes and threads for {counted(one.workers, 'worker')}: "
-        f"raise it to {one.workers * TASKS_EACH} or more (container: --pids-limit, user: ulimit -u)"
+        f"{limits.tasks_limit} leaves {left} processes and threads for {counted(health.workers, 'worker')}: "
+        f"raise it to {health.workers * TASKS_EACH} or more (container: --pids-limit, user: ulimit -u)"
     )
     yield level, text
 
 
-def _memory(one: Health) -> Found:
-    limits = one.limits
+def _memory(health: Health) -> Found:
+    limits = health.limits
     left = limits.memory_left
-    if left is None or left >= one.workers * MEMORY_EACH:
+    if left is None or left >= health.workers * MEMORY_EACH:
         return
-    level: Verdict = "error" if left < one.workers * LEAST_MEMORY_EACH else "warning"
+    level: Verdict = "error" if left < health.workers * LEAST_MEMORY_EACH else "warning"
     text = (
-        f"{limits.memory_limit} leaves {size(left)} of memory for {counted(one.workers, 'worker')}, the "
+        f"{limits.memory_limit} leaves {size(left)} of memory for {counted(health.workers, 'worker')}, the "
         "kernel would kill some: raise the limit (container: --memory, Slurm: --mem), or start fewer workers"
     )
     yield level, text
 
 
-def _address_space(one: Health) -> Found:
-    space = one.limits.address_bytes
-    if space is not None and (one.devices.accelerator != "cpu" or space < 64 * GIGABYTE):
+def _address_space(health: Health) -> Found:
+    space = health.limits.address_bytes
+    if space is not None and (health.devices.accelerator != "cpu" or space < 64 * GIGABYTE):
         yield warning(
             f"the address space of a process is limited to {size(space)}, CUDA and large models reserve "
             "far more: ulimit -v unlimited"
         )
 
 
-def _locked_memory(one: Health) -> Found:
-    limits = one.limits
+def _locked_memory(health: Health) -> Found:
+    limits = health.limits
     if limits.has_rdma and limits.locked_bytes is not None and limits.locked_bytes < RDMA_BYTES:
         yield warning(
             f"a process may lock {size(limits.locked_bytes)} of memory, RDMA needs more: ulimit -l unlimited "
@@ -189,27 +189,28 @@ def _locked_memory(one: Health) -> Found:
         )
 
 
-def _cpu_share(one: Health) -> Found:
-    limits = one.limits
-    if limits.cpu_quota is not None and limits.cpu_quota < min(one.workers, limits.cpus):
+def _cpus(health: Health) -> Found:
+    limits = health.limits
+    if limits.cpu_quota is not None and limits.cpu_quota < min(health.workers, limits.cpus):
         yield warning(
             f"the control group gives {limits.cpu_quota:g} CPUs at a time to "
-            f"{counted(one.workers, 'worker')}: raise the limit (container: --cpus), or start fewer workers"
+            f"{counted(health.workers, 'worker')}: raise the limit (container: --cpus), or start fewer "
+            "workers"
         )
-    elif limits.cpus < one.workers:
+    elif limits.cpus < health.workers:
         yield warning(
-            f"{one.workers} workers share {counted(limits.cpus, 'CPU')}: ask for more CPUs (Slurm: "
+            f"{health.workers} workers share {counted(limits.cpus, 'CPU')}: ask for more CPUs (Slurm: "
             "--cpus-per-task, else taskset and the cpuset), or start fewer workers"
         )
 
 
-def _threads(one: Health) -> Found:
-    limits = one.limits
-    text = dict(one.variables).get("OMP_NUM_THREADS", "")
+def _threads(health: Health) -> Found:
+    limits = health.limits
+    text = dict(health.variables).get("OMP_NUM_THREADS", "")
     if not text:
         return
     words = [word.strip() for word in text.split(",")]  # one for each level of nested teams
-    mend = f"set it to {max(limits.cpus // one.workers, 1)} or unset it"
+    mend = f"set it to {max(limits.cpus // health.workers, 1)} or unset it"
     if not all(word.isascii() and word.isdigit() and word.strip("0") for word in words):
         yield warning(f"OMP_NUM_THREADS={quote(text)} is no number of threads, so OpenMP ignores it: {mend}")
         return
@@ -220,15 +221,15 @@ def _threads(one: Health) -> Found:
             f"OMP_NUM_THREADS={first}, but there {'is' if limits.cpus == 1 else 'are'} "
             f"{counted(limits.cpus, 'CPU')}: {mend}"
         )
-    elif threads > 1 and threads * one.workers > limits.cpus:
+    elif threads > 1 and threads * health.workers > limits.cpus:
         yield warning(
-            f"OMP_NUM_THREADS={first} in each of {one.workers} workers, but there are {limits.cpus} CPUs: "
+            f"OMP_NUM_THREADS={first} in each of {health.workers} workers, but there are {limits.cpus} CPUs: "
             f"{mend}"
         )
 
 
-def _governor(one: Health) -> Found:
-    driver, _, governor = one.limits.governor.partition(" ")
+def _governor(health: Health) -> Found:
+    driver, _, governor = health.limits.governor.partition(" ")
     if governor == "powersave" and driver not in STEERING_BY_DRIVER:
         yield warning(
             "the CPUs run at their lowest frequency (governor powersave): cpupower frequency-set -g "
@@ -236,8 +237,8 @@ def _governor(one: Health) -> Found:
         )
 
 
-def _disks(one: Health) -> Found:
-    for folder in one.folders.found:
+def _disk(health: Health) -> Found:
+    for folder in health.folders.found:
         where = f"{folder.path} ({folder.use})"
         mend = "make room, or name another directory" + (
             " with TMPDIR" if folder.use == "temporary files" else ""
@@ -250,8 +251,8 @@ def _disks(one: Health) -> Found:
             yield warning(f"{where} has {size(folder.free_bytes)} left: {mend}")
 
 
-def _caches(one: Health) -> Found:
-    for folder in one.folders.found:
+def _cache_owner(health: Health) -> Found:
+    for folder in health.folders.found:
         if not folder.is_writable:
             yield warning(
                 f"{folder.path} ({folder.use}) cannot be written by this user: correct its owner, or name "
@@ -259,8 +260,8 @@ def _caches(one: Health) -> Found:
             )
 
 
-def _noexec(one: Health) -> Found:
-    for folder in one.folders.found:
+def _noexec(health: Health) -> Found:
+    for folder in health.folders.found:
         if not folder.runs_code and folder.use != "log files":
             yield warning(
                 f"{folder.path} ({folder.use}) is mounted noexec, compiled kernels cannot be loaded from "
@@ -268,8 +269,8 @@ def _noexec(one: Health) -> Found:
             )
 
 
-def _tmpdir(one: Health) -> Found:
-    folders = one.folders
+def _tmpdir(health: Health) -> Found:
+    folders = health.folders
     if folders.lost_tmpdir:
         yield warning(
             f"TMPDIR={folders.lost_tmpdir} is no directory that this user can write to, so others are used: "
@@ -277,23 +278,23 @@ def _tmpdir(one: Health) -> Found:
         )
 
 
-def _locks(one: Health) -> Found:
-    for path in one.folders.locks:
+def _stale_lock(health: Health) -> Found:
+    for path in health.folders.locks:
         yield error(
             f"{path} is a lock whose owner is gone, and a compile would wait for it for ever: remove it"
         )
 
 
-def _sockets(one: Health) -> Found:
-    variables = dict(one.variables)
-    if not one.interfaces:
+def _socket_interface(health: Health) -> Found:
+    variables = dict(health.variables)
+    if not health.interfaces:
         return
-    up = [face.name for face in one.interfaces if face.is_up and face.addresses]
+    up = [face.name for face in health.interfaces if face.is_up and face.addresses]
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         value = variables.get(name, "")
         if not value or _matches(name, value, up):
             continue
-        have = ", ".join([one for one in up if one != "lo"][:6]) or "only lo"
+        have = ", ".join([name for name in up if name != "lo"][:6]) or "only lo"
         yield error(
             f"{name}={value} is no interface with an address here: correct or unset it, there is {have}"
         )
@@ -310,24 +311,26 @@ def _matches(variable: str, value: str, names: list[str]) -> bool:
     return len(hits) < len(names) if is_excluding else bool(hits)
 
 
-def _loopback(one: Health) -> Found:
-    if any(face.name == "lo" and not face.is_up for face in one.interfaces):
+def _loopback(health: Health) -> Found:
+    if any(face.name == "lo" and not face.is_up for face in health.interfaces):
         yield error(
             "the interface lo is down, and processes of one host meet through it: ip link set lo up (as root)"
         )
 
 
-def _own_name(one: Health) -> Found:
-    if not one.peers or "GLOO_SOCKET_IFNAME" in dict(one.variables):
+def _own_name(health: Health) -> Found:
+    if not health.peers or "GLOO_SOCKET_IFNAME" in dict(health.variables):
         return
     mend = "correct /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that reaches the others"
-    found = one.name_addresses
+    found = health.name_addresses
     if not found:
-        yield warning(f"its own name {one.name} has no address, and gloo asks for it: {mend}")
-    elif not one.name_is_own:
-        yield error(f"its own name {one.name} is the address of another machine ({found[0]}): {mend}")
+        yield warning(f"its own name {health.name} has no address, and gloo asks for it: {mend}")
+    elif not health.name_is_own:
+        yield error(f"its own name {health.name} is the address of another machine ({found[0]}): {mend}")
     elif all(address.startswith("127.") or address == "::1" for address in found):
-        yield warning(f"its own name {one.name} is {found[0]}, where other hosts do not reach gloo: {mend}")
+        yield warning(
+            f"its own name {health.name} is {found[0]}, where other hosts do not reach gloo: {mend}"
+        )
 
 
 def unproxied(variables: Mapping[str, str], hosts: Sequence[str]) -> tuple[str, list[str]]:
@@ -359,8 +362,8 @@ def _covers(exception: str, host: str) -> bool:
         return False
 
 
-def _proxies(one: Health) -> Found:
-    name, hosts = unproxied(dict(one.variables), one.peers)
+def _proxy(health: Health) -> Found:
+    name, hosts = unproxied(dict(health.variables), health.peers)
     if hosts:
         yield warning(
             f"{name} is set, and no_proxy leaves out {', '.join(hosts[:4])}: connections between the hosts "
@@ -368,8 +371,8 @@ def _proxies(one: Health) -> Found:
         )
 
 
-def _kernel(one: Health) -> Found:
-    for name, why in one.kernel:
+def _kernel(health: Health) -> Found:
+    for name, why in health.kernel:
         if why and name != "cgroup":
             yield warning(
                 f"the kernel does not offer {name} ({why}), so starts and ends are slower: use Linux 5.9 or "
@@ -377,29 +380,29 @@ def _kernel(one: Health) -> Found:
             )
 
 
-def _slow_settings(one: Health) -> Found:
-    variables = dict(one.variables)
+def _slow_settings(health: Health) -> Found:
+    variables = dict(health.variables)
     for name in ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
         if variables.get(name, "0").strip() not in ("", "0"):
             yield warning(f"{name}={variables[name]} makes training much slower: unset it after debugging")
-    if one.limits.has_rdma and variables.get("NCCL_IB_DISABLE", "0").strip() == "1":
+    if health.limits.has_rdma and variables.get("NCCL_IB_DISABLE", "0").strip() == "1":
         yield warning("NCCL_IB_DISABLE=1 keeps NCCL from the InfiniBand adapters: unset it")
     if variables.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         yield warning("TORCH_DISTRIBUTED_DEBUG=DETAIL makes training slower: unset it after debugging")
 
 
-def _preloads(one: Health) -> Found:
-    for path in one.missing_preloads:
+def _preload(health: Health) -> Found:
+    for path in health.missing_preloads:
         yield warning(f"LD_PRELOAD names {path}, which does not exist: correct or unset it")
 
 
-def _shadows(one: Health) -> Found:
-    for path in one.program.shadows:
+def _shadowed_module(health: Health) -> Found:
+    for path in health.program.shadows:
         yield error(f"{path} hides the module that torch imports by this name: rename the file")
 
 
-def _meeting(one: Health) -> Found:
-    look = one.meeting
+def _meeting_point(health: Health) -> Found:
+    look = health.meeting
     if look is None:
         return
     where, option = f"{look.name} port {look.port}", look.option
@@ -421,42 +424,21 @@ def _meeting(one: Health) -> Found:
         yield error(f"{where} {what}: check the address, the route and the firewall of node 0")
 
 
-HOST_CHECKS: Mapping[str, Callable[[Health], Found]] = {
-    "interpreter": _interpreter,
-    "torch": _torch,
-    "torch-build": _torch_build,
-    "device-mask": _mask,
-    "workers": _slots,
-    "driver": _driver,
-    "uvm": _uvm,
-    "leftovers": _leftovers,
-    "shared-memory": _shared_memory,
-    "open-files": _open_files,
-    "processes": _tasks,
-    "memory": _memory,
-    "address-space": _address_space,
-    "locked-memory": _locked_memory,
-    "cpus": _cpu_share,
-    "threads": _threads,
-    "governor": _governor,
-    "disk": _disks,
-    "cache-owner": _caches,
-    "noexec": _noexec,
-    "tmpdir": _tmpdir,
-    "stale-lock": _locks,
-    "socket-interface": _sockets,
-    "loopback": _loopback,
-    "own-name": _own_name,
-    "proxy": _proxies,
-    "kernel": _kernel,
-    "slow-settings": _slow_settings,
-    "preload": _preloads,
-    "shadowed-module": _shadows,
-    "meeting-point": _meeting,
-}
-"""The checks of one host, by name."""
+_CHECKS: tuple[Callable[[Health], Found], ...] = (
+    *(_interpreter, _torch, _torch_build, _device_mask),
+    *(_workers, _driver, _uvm, _leftovers),
+    *(_shared_memory, _open_files, _processes, _memory, _address_space),
+    *(_locked_memory, _cpus, _threads, _governor),
+    *(_disk, _cache_owner, _noexec, _tmpdir, _stale_lock),
+    *(_socket_interface, _loopback, _own_name, _proxy),
+    *(_kernel, _slow_settings, _preload, _shadowed_module, _meeting_point),
+)
+HOST_CHECKS = {check.__name__[1:].replace("_", "-"): check for check in _CHECKS}
+"""The checks of one host, by the names that their functions have here."""
 
 
-def find_on_host(one: Health) -> list[Symptom]:
+def find_on_host(health: Health) -> list[Symptom]:
     """What is wrong on a host."""
-    return [Symptom(level, name, text) for name, check in HOST_CHECKS.items() for level, text in check(one)]
+    return [
+        Symptom(level, name, text) for name, check in HOST_CHECKS.items() for level, text in check(health)
+    ]

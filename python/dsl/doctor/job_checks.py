@@ -1,26 +1,23 @@
 """The checks that compare the hosts of a job, and what the doctor says on one screen. Pure.
 
-A start makes those of `FREE` with what it knows of its hosts anyway, the doctor makes all.
+A start makes those of `FREE` with what it knows of its hosts anyway, the doctor makes all; so does a start
+with ``--doctor-first``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
 from dsl._record import Record
-from dsl.lists import counted, name_few
-from dsl.model.health import Symptom
+from dsl.control.clock import Clock
+from dsl.control.messages import Checked
+from dsl.model.health import Health, Symptom, Verdict, Way
 from dsl.model.job import Notice
+from dsl.words import counted, name_few
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    from dsl.control.clock import Clock
-    from dsl.control.messages import Checked
-    from dsl.model.health import Health, Verdict, Way
-
-    Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
-    """Level, hosts and text of each finding."""
+Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
+"""Level, hosts and text of each finding."""
 
 MOST_SKEW_NS = 1_000_000_000
 """Nanoseconds by which clocks may differ without a warning."""
@@ -61,7 +58,7 @@ class Examined(Record):
 
 
 def _health(hosts: Sequence[Examined]) -> list[tuple[str, Health]]:
-    return [(one.name, one.checked.health) for one in hosts if one.checked and one.checked.health]
+    return [(host.name, host.checked.health) for host in hosts if host.checked and host.checked.health]
 
 
 def _groups(values: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -76,24 +73,32 @@ def _words(groups: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{value or 'none'} on {name_few(names)}" for value, names in groups.items())
 
 
+def _differs(what: str, values: Sequence[tuple[str, str]], mend: str, level: Verdict = "warning") -> Found:
+    groups = _groups(values)
+    if len(groups) > 1:
+        yield level, (), f"{what} differs: {_words(groups)}; {mend}"
+
+
 def _torch_versions(hosts: Sequence[Examined]) -> Found:
-    running = [(name, one) for name, one in _health(hosts) if one.program.python_version]
-    groups = _groups([(name, one.program.torch) for name, one in running])
-    if len(groups) > 1 and not ("" in groups and any(one.program.needs_torch for _, one in running)):
-        public = {value.partition("+")[0] for value in groups}
-        level: Verdict = "error" if len(public) > 1 else "warning"
-        yield level, (), f"torch differs: {_words(groups)}; install the same version on every host"
+    running = [(name, health.program) for name, health in _health(hosts) if health.program.python_version]
+    values = [(name, program.torch) for name, program in running]
+    versions = {version for _, version in values}
+    if "" in versions and any(program.needs_torch for _, program in running):
+        return  # the host without it says so
+    level: Verdict = "error" if len({version.partition("+")[0] for version in versions}) > 1 else "warning"
+    yield from _differs("torch", values, "install the same version on every host", level)
 
 
 def _pythons(hosts: Sequence[Examined]) -> Found:
-    versions = [(name, one.program.python_version) for name, one in _health(hosts)]
-    groups = _groups([(name, ".".join(text.split(".")[:2])) for name, text in versions if text])
-    if len(groups) > 1:
-        yield "warning", (), f"Python differs: {_words(groups)}; use the same version on every host"
+    versions = [(name, health.program.python_version) for name, health in _health(hosts)]
+    values = [(name, ".".join(text.split(".")[:2])) for name, text in versions if text]
+    yield from _differs("Python", values, "use the same version on every host")
 
 
 def _scripts(hosts: Sequence[Examined]) -> Found:
-    groups = _groups([(name, one.program.script) for name, one in _health(hosts) if one.program.script])
+    groups = _groups(
+        [(name, health.program.script) for name, health in _health(hosts) if health.program.script]
+    )
     if len(groups) > 1:
         most = max(groups.values(), key=len)
         others = [name for names in groups.values() if names is not most for name in names]
@@ -103,7 +108,7 @@ def _scripts(hosts: Sequence[Examined]) -> Found:
 
 def _machines(hosts: Sequence[Examined]) -> Found:
     """The accelerators of hosts that can take part differ, or several names mean the same machine."""
-    fit = [(one.name, one.checked) for one in hosts if one.checked and not one.problem]
+    fit = [(host.name, host.checked) for host in hosts if host.checked and not host.problem]
     kinds = _groups([(name, checked.accelerator) for name, checked in fit if checked.accelerator])
     if len(kinds) > 1:
         parts = [f"{kind} on {_subject(names)}" for kind, names in kinds.items()]
@@ -124,13 +129,13 @@ def _subject(names: Sequence[str]) -> str:
 
 def _clocks(hosts: Sequence[Examined]) -> Found:
     """The clock of a host is surely more than a second from ours."""
-    for one in hosts:
-        if one.clock is None or abs(one.clock.offset_ns) - one.clock.error_ns <= MOST_SKEW_NS:
+    for host in hosts:
+        if host.clock is None or abs(host.clock.offset_ns) - host.clock.error_ns <= MOST_SKEW_NS:
             continue
-        offset_s, error_ms = one.clock.offset_ns / 1e9, one.clock.error_ns / 1e6
+        offset_s, error_ms = host.clock.offset_ns / 1e9, host.clock.error_ns / 1e6
         side = "ahead of" if offset_s > 0 else "behind"
         text = (
-            f"the clock of host {one.name} is {abs(offset_s):.1f} s {side} this one's (to within "
+            f"the clock of host {host.name} is {abs(offset_s):.1f} s {side} this one's (to within "
             f"{max(error_ms, 0.1):.1f} ms): times in their logs do not compare, let NTP set both"
         )
         yield "warning", (), text
@@ -138,45 +143,44 @@ def _clocks(hosts: Sequence[Examined]) -> Found:
 
 def _ways(hosts: Sequence[Examined], *, small: bool = False) -> Found:
     where: dict[str, list[str]] = {}
-    for one in hosts:
-        for way in one.ways:
+    for host in hosts:
+        for way in host.ways:
             if way.answer in ANSWERS and (way.answer == "small") == small and way.place < len(hosts):
                 why = f" ({way.why})" if way.why else ""
                 text = f"from here {hosts[way.place].name} at {way.address}{why} {ANSWERS[way.answer]}"
-                where.setdefault(text, []).append(one.name)
+                where.setdefault(text, []).append(host.name)
     for text, names in where.items():
         yield "error", names, text
 
 
 def _mtus(hosts: Sequence[Examined]) -> Found:
     found = []
-    for one in hosts:
-        health = one.checked.health if one.checked else None
-        addresses = one.checked.addresses[:1] if one.checked else ()
+    for host in hosts:
+        health = host.checked.health if host.checked else None
+        addresses = host.checked.addresses[:1] if host.checked else ()
         faces = health.interfaces if health else ()
-        found += [(one.name, str(face.mtu)) for face in faces if {*addresses} & {*face.addresses}]
-    groups = _groups(found)
-    if len(groups) > 1:
-        yield "warning", (), f"the MTU differs: {_words(groups)}; set the same on every host"
+        found += [(host.name, str(face.mtu)) for face in faces if {*addresses} & {*face.addresses}]
+    yield from _differs("the MTU", found, "set the same on every host")
 
 
 def _settings(hosts: Sequence[Examined]) -> Found:
     healths = _health(hosts)
     names = {
         name
-        for _, one in healths
-        for name, _ in one.variables
+        for _, health in healths
+        for name, _ in health.variables
         if name.startswith(COMPARED) and not name.endswith(MAY_DIFFER)
     }
     for name in sorted(names):
-        groups = _groups([(host, dict(one.variables).get(name, "")) for host, one in healths])
-        if len(groups) > 1:
-            yield "warning", (), f"{name} differs: {_words(groups)}; set it on every host, or on none"
+        values = [(host, dict(health.variables).get(name, "")) for host, health in healths]
+        yield from _differs(name, values, "set it on every host, or on none")
 
 
 def _names(hosts: Sequence[Examined]) -> Found:
     """A name of a host that stands for different machines on different hosts shows as a way to a stranger."""
-    found = _groups([(one.name, one.name_addresses[0]) for _, one in _health(hosts) if one.name_addresses])
+    found = _groups(
+        [(health.name, health.name_addresses[0]) for _, health in _health(hosts) if health.name_addresses]
+    )
     for address, names in found.items():
         others = sorted({*names})
         if len(others) > 1 and not address.startswith("127.") and address != "::1":
@@ -207,9 +211,11 @@ MOST_LINES = 22
 CODES = {"warning": 1, "error": 2}
 
 
-def free_notices(hosts: Sequence[Examined]) -> list[Notice]:
-    """What the free checks find, as a start says it."""
-    return [Notice(level, text) for check in FREE for level, _, text in JOB_CHECKS[check](hosts)]
+def start_notices(hosts: Sequence[Examined]) -> list[Notice]:
+    """What a start says: findings of the free checks, or of all if the hosts were looked at."""
+    if not _health(hosts):
+        return [Notice(level, text) for check in FREE for level, _, text in JOB_CHECKS[check](hosts)]
+    return [Notice(finding.level, where(names) + finding.line) for names, finding in find_all(hosts)]
 
 
 def find_all(
@@ -223,16 +229,16 @@ def find_all(
     from dsl.doctor.host_checks import find_on_host
 
     found: dict[Symptom, list[str]] = {
-        Symptom("warning", LAUNCH, one.text): [] for one in planned if one.level == "warning"
+        Symptom("warning", LAUNCH, notice.text): [] for notice in planned if notice.level == "warning"
     }
-    for one in hosts:
-        checked = one.checked
-        problems = (one.problem, *(checked.problems if checked else ()))
+    for host in hosts:
+        checked = host.checked
+        problems = (host.problem, *(checked.problems if checked else ()))
         own = [Symptom("error", LAUNCH, text) for text in problems if text]
         if checked and checked.health:
             own += find_on_host(checked.health)
         for finding in own:
-            found.setdefault(finding, []).append(one.name)
+            found.setdefault(finding, []).append(host.name)
     for check, find in JOB_CHECKS.items() if len(hosts) > 1 else ():
         for level, names, text in find(hosts):
             found.setdefault(Symptom(level, check, text), []).extend(names)
@@ -249,8 +255,8 @@ def page(
     findings: Sequence[tuple[tuple[str, ...], Symptom]], hosts: Sequence[str], workers: int
 ) -> list[str]:
     """The lines of the page. ``hosts``: those of the job; none: this one alone."""
-    where = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0] if hosts else "this host"
-    job = f"{where}, {counted(workers, 'worker')}" if workers else where
+    who = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0] if hosts else "this host"
+    job = f"{who}, {counted(workers, 'worker')}" if workers else who
     from dsl.doctor.host_checks import HOST_CHECKS
 
     checks = len(HOST_CHECKS) + (len(JOB_CHECKS) if len(hosts) > 1 else 0)
@@ -260,12 +266,17 @@ def page(
         if (number := sum(finding.level == level for _, finding in findings))
     ]
     head = f"doctor: {job}: {', '.join(counts) or f'all is well, {checks} checks found nothing'}"
-    shown = [_line(names, finding) for names, finding in findings[:MOST_LINES]]
+    shown = [line_of(names, finding) for names, finding in findings[:MOST_LINES]]
     rest = findings[MOST_LINES:]
     more = [f"... and {len(rest)} more: mend these first, then look again"] if rest else []
     return [head, *shown, *more]
 
 
-def _line(names: Sequence[str], finding: Symptom) -> str:
-    where = f"{name_few(names)}: " if names else ""
-    return f"{finding.level:7}  {where}{finding.text} [{finding.check}]"
+def line_of(names: Sequence[str], finding: Symptom) -> str:
+    """A finding as a line of the page."""
+    return f"{finding.level:7}  {where(names)}{finding.line}"
+
+
+def where(names: Sequence[str]) -> str:
+    """The hosts of a finding, before its text; empty: it is about all of them."""
+    return f"{name_few(names)}: " if names else ""

@@ -17,11 +17,11 @@ from math import isqrt, lcm
 
 from dsl._record import Record
 from dsl.errors import ElasticityConfigError, ElasticityError, ElasticityIncompatibleWorldSize
-from dsl.lists import BEYOND, show
+from dsl.words import BEYOND, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 
@@ -111,20 +111,15 @@ def _best(config: ElasticityConfig, largest: int, least: int, most: int) -> Solu
     batches = {base * HIGHLY_COMPOSITE[bisect_right(HIGHLY_COMPOSITE, largest // base) - 1] for base in bases}
     found = [Solution(batch, _served(batch, micro_batches, least, most)) for batch in batches]
     sign = 1 if config.prefer_larger_batch_size else -1
-    return max(found, key=lambda one: (len(one.world_sizes), sign * one.batch_size))
+    return max(found, key=lambda solution: (len(solution.world_sizes), sign * solution.batch_size))
 
 
 def _served(batch: int, micro_batches: Sequence[int], least: int, most: int) -> tuple[int, ...]:
-    sizes = [size for size in _divisors(batch) if least <= size <= most]
-    return tuple(sorted([size for size in sizes if _fitting(batch // size, micro_batches)]))
-
-
-def _divisors(number: int) -> Iterator[int]:
-    for one in range(1, isqrt(number) + 1):
-        if number % one == 0:
-            yield one
-            if one * one != number:
-                yield number // one
+    small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
+    divisors = sorted({size for divisor in small for size in (divisor, batch // divisor)})
+    return tuple(
+        [size for size in divisors if least <= size <= most and _fitting(batch // size, micro_batches)]
+    )
 
 
 def _fitting(share: int, micro_batches: Sequence[int]) -> list[int]:
@@ -243,7 +238,7 @@ def _micro_batches(section: Mapping[str, Any]) -> list[int]:
         )
     if not value:
         raise ElasticityConfigError(f"elasticity {MICRO_BATCHES} is empty, name at least one micro batch")
-    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 < one < BEYOND for one in value):
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < BEYOND for size in value):
         raise ElasticityConfigError(
             f"elasticity expected {MICRO_BATCHES} to only contain positive integers below {BEYOND}, "
             f"got {show(value)}"
@@ -293,7 +288,7 @@ def job_world_sizes(
     """The numbers of workers up to ``most`` that a job accepts, ascending; None: any, as far as known.
 
     ``environ``: that of the workers. ``arguments``: those of the script. ``read_text``: reads a file, as
-    `dsl.machine.this_process.read_text` does. An empty tuple means that the job would refuse every number.
+    `dsl.machine.read_text` does. An empty tuple means that the job would refuse every number.
     For a config with mistakes the answer is None: the job itself reports them.
     """
     section = find_section(environ, arguments, read_text)

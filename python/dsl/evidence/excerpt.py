@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from dsl._record import Record, replace
-from dsl.printable import printable, without_sequences
+from dsl.words import printable, without_sequences
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,17 +1,16 @@
 """The facts of how an attempt ended, with what this machine knows about the cause, and what mends it.
 
-That is the kernel's log, the end of a log file, a full disk, and what the terminal still shows. Imported only
-when an attempt has ended otherwise than well.
+That is the kernel's log, the end of a log file, a full disk, what the terminal still shows, and the shared
+memory that killed ranks have left. Imported only when an attempt has ended otherwise than well.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from dsl._record import Record, replace
-from dsl.machine.cgroups import room_left
-from dsl.machine.kernel_files import shared_memory
 from dsl.model.judgement import (
     MOST_OTHERS,
     MOST_SURVIVORS,
@@ -24,8 +23,10 @@ from dsl.model.judgement import (
     Survivor,
 )
 from dsl.model.outcome import SIGNAL_CODES, own_code
+from dsl.model.request import NO_POLICY
 from dsl.report.speak import complain
 from dsl.report.verdict import target_of
+from dsl.words import name_few, parse_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ OOM_WORDS = ("oom-kill:", "Killed process", "Out of memory", "Memory cgroup out 
 
 HANDLING = b"\nDuring handling of the above exception, another exception occurred:\n"
 
+HEADER = b"Traceback (most recent call last):"
+LAST_WORDS_NS = 1_000_000_000
+"""Python may take so long to end after it has shown an exception."""
+
 # The kernel stamps its log with a clock that differs a little from the one that we can read.
 CLOCK_SLACK_S = 2.0
 
@@ -57,7 +62,7 @@ CLOCK_SLACK_S = 2.0
 def with_report(attempt: AttemptOutcome) -> AttemptOutcome:
     """The attempt with its report. Error files may show that another failure came before the first death."""
     if attempt.cause is not None and any(one.error_file is not None for one in attempt.plan.workers):
-        from dsl.evidence.error_files import collect, root_cause
+        from dsl.report.failures import collect, root_cause
 
         try:
             failures = tuple(collect(attempt.plan, attempt.exits))
@@ -79,7 +84,7 @@ def report_of(attempt: AttemptOutcome) -> Report:
     others = [one for one in exits if one.status and not one.caused_by_stop]
     others = [one for one in others if cause is not None and one.worker != cause.worker]
     report = Report(
-        attempt=attempt.plan.attempt,
+        attempt=attempt.plan.meeting.attempt,
         code=attempt.code,
         host=attempt.plan.host,
         ended=len(attempt.exits),
@@ -91,6 +96,7 @@ def report_of(attempt: AttemptOutcome) -> Report:
         stop_signal=ended.stop_signal,
         stacks=attempt.stacks,
         stopped_ns=min([one.ended_ns for one in attempt.exits], default=0),
+        is_silent=attempt.plan.job.policy != NO_POLICY and _is_silent(attempt),
     )
     if server is not None:
         labels = [workers[number].label for number in server.workers]
@@ -104,26 +110,22 @@ def report_of(attempt: AttemptOutcome) -> Report:
         return report
 
 
+def _is_silent(attempt: AttemptOutcome) -> bool:
+    """Whether the workers had no output, but for an exception that Python has shown as it ended the first."""
+    first, tail = attempt.ended.first_failure, attempt.ended.tail.lstrip()
+    is_traceback = HEADER in tail.partition(b"\n")[0] or tail.startswith(b'File "')
+    is_late = first is not None and attempt.spoke_ns > first.ended_ns - LAST_WORDS_NS
+    return not attempt.spoke_ns or (is_traceback and is_late)
+
+
 def failed(worker: WorkerPlan, exit_: Exit) -> Failed:
     """The facts of how a worker failed."""
     label, path = worker.label, exit_.exec_path
-    return Failed(
-        label.noun,
-        label.name,
-        worker.rank,
-        worker.local_rank,
-        exit_.pid,
-        own_code(exit_.status, is_stopped=exit_.caused_by_stop),
-        exit_.ended_ns,
-        exit_.code,
-        exit_.signal,
-        exit_.core_dumped,
-        exit_.caused_by_stop,
-        exit_.exec_stage,
-        exit_.exec_errno,
-        path,
-        "missing" if path is None else target_of(path),
-    )
+    who = (label.noun, label.name, worker.rank, worker.local_rank, exit_.pid)
+    code = own_code(exit_.status, is_stopped=exit_.caused_by_stop)
+    how = (exit_.code, exit_.signal, exit_.core_dumped, exit_.caused_by_stop)
+    start = (exit_.exec_stage, exit_.exec_errno, path, "missing" if path is None else target_of(path))
+    return Failed(*who, code, exit_.ended_ns, *how, *start)
 
 
 def _after(attempt: AttemptOutcome, exits: Sequence[Exit]) -> tuple[Alike, ...]:
@@ -231,26 +233,26 @@ def kernel_log(since_s: float = 0.0) -> list[str]:
 
     ``since_s`` is a value of `time.monotonic`. Older lines may be about an earlier process with the same pid.
     """
+    lines: list[str] = []
     try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open("/dev/kmsg", "rb", buffering=0, opener=_at_once) as log:
+            for _ in range(20_000):
+                try:
+                    line = (log.read(8192) or b"").decode(errors="replace")
+                except BrokenPipeError:
+                    continue  # the oldest lines were overwritten meanwhile
+                if not line:
+                    break
+                if any(word in line for word in OOM_WORDS) and _stamp_s(line) >= since_s - CLOCK_SLACK_S:
+                    lines.append(line)
     except OSError:
-        return []
-    lines = []
-    try:
-        for _ in range(20_000):
-            try:
-                line = os.read(log, 8192).decode(errors="replace")
-            except BrokenPipeError:
-                continue  # the oldest lines were overwritten meanwhile
-            except OSError:
-                break
-            if not line:
-                break
-            if any(word in line for word in OOM_WORDS) and _stamp_s(line) >= since_s - CLOCK_SLACK_S:
-                lines.append(line)
-    finally:
-        os.close(log)
+        return lines
     return lines
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file that nobody may be ready to fill."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _stamp_s(record: str) -> float:
@@ -262,16 +264,11 @@ def _stamp_s(record: str) -> float:
 def last_bytes(path: str, count: int = 16384) -> bytes:
     """The end of a log file; empty when it cannot be read."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(path, "rb", buffering=0, opener=_at_once) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+            return file.read(count) or b""
     except OSError:
         return b""
-    try:
-        os.lseek(file, max(0, os.fstat(file).st_size - count), os.SEEK_SET)
-        return os.read(file, count)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
 
 
 def space_problem(path: str) -> str:
@@ -279,21 +276,13 @@ def space_problem(path: str) -> str:
 
     We try by writing to a file without a name: unlike the file system's counters, that includes quotas.
     """
+    flags = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
     try:
-        file = os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with open(os.open(os.path.dirname(path) or ".", flags, 0o600), "wb", buffering=0) as file:
+            file.write(bytes(8192))
     except OSError as error:
-        return _if_full(error)
-    try:
-        os.write(file, bytes(8192))
-    except OSError as error:
-        return _if_full(error)
-    finally:
-        os.close(file)
+        return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return ""
-
-
-def _if_full(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
 
 
 def _without_lost_record(tail: bytes, error_file: str | None) -> bytes:
@@ -331,14 +320,21 @@ def hints(death: Death) -> tuple[str, ...]:
 
 
 def _memory(death: Death) -> str:
-    limit = room_left().memory_limit if death.is_out_of_memory else ""
+    if not death.is_out_of_memory:
+        return ""
+    from dsl.machine.kernel import room_left
+
+    limit = room_left().memory_limit
     mend = "raise it (docker run --memory, sbatch --mem, the limits of a pod), or start fewer workers"
     return f"{limit} limits the memory of this job: {mend}" if limit else ""
 
 
 def _shared_memory(death: Death) -> str:
-    is_full = death.signum == SIGBUS or any(word in line for word in SHM_WORDS for line in death.lines)
-    size, free = shared_memory() if is_full else (0, 0)
+    if death.signum != SIGBUS and not any(word in line for word in SHM_WORDS for line in death.lines):
+        return ""
+    from dsl.machine.kernel import shared_memory
+
+    size, free = shared_memory()
     room = f"it has {size >> 20} MB, {size - free >> 20} MB are in use now"
     mend = "start the container with --shm-size=8g, in Kubernetes mount an emptyDir with medium: Memory there"
     return f"a full /dev/shm is the usual reason: {room}; {mend}" if size else ""
@@ -386,3 +382,60 @@ def _local_rank(death: Death) -> str:
 
 
 ROWS = (_memory, _shared_memory, _input, _environment, _local_rank)
+
+
+SHM = "/dev/shm"  # noqa: S108  the shared memory itself, where nothing is made
+WITH_PID = ("torch_", "__KMP_REGISTERED_LIB_")
+"""Begins of the names that torch and OpenMP choose, before the pid of the process that makes the segment."""
+OTHERS = ("psm_", "nccl-", "cuda.shm.", "sem.")
+"""Begins of the names that Python, NCCL, CUDA and the C library choose."""
+FIRST_NAMESPACE = 0xEFFFFFFC
+
+
+def clear_segments(exits: Sequence[Exit], folder: str = SHM) -> list[str]:
+    """Remove what killed workers have left there without doubt, and say what was removed and what is left.
+
+    Without doubt is what has the pid of a worker in its name, was written in its life, and is open nowhere.
+    Only the first pid namespace shows all processes, and gives a pid to one of them alone.
+    """
+    killed = {one.pid: one for one in exits if one.signal is not None}
+    since_ns = min([one.started_ns for one in killed.values()], default=0)
+    is_first = os.stat("/proc/self/ns/pid").st_ino == FIRST_NAMESPACE
+    found: dict[str, bool] = {}
+    for entry in os.scandir(folder) if killed and os.path.isdir(folder) else ():
+        try:
+            about, end = entry.stat(follow_symlinks=False), entry.name
+        except FileNotFoundError:  # another job has removed it meanwhile
+            continue
+        for begin in WITH_PID:
+            end = end.removeprefix(begin)
+        maker = killed.get(parse_number(end.partition("_")[0]) or 0) if end != entry.name else None
+        is_segment = stat.S_ISREG(about.st_mode) and entry.name.startswith((*WITH_PID, *OTHERS))
+        if is_segment and about.st_uid == os.geteuid() and about.st_mtime_ns >= since_ns:
+            found[entry.path] = is_first and maker is not None and about.st_mtime_ns <= maker.ended_ns
+    left = sorted(found.keys() - _used(folder)) if found else []
+    removed = [path for path in left if found[path]]
+    for path in removed:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
+    left = [path for path in left if not found[path]]
+    lines = [f"removed shared memory that killed ranks had left: {name_few(removed)}"] if removed else []
+    why = "killed ranks may have left shared memory, remove what no other job needs"
+    return [*lines, f"{why}: {name_few(left)}"] if left else lines
+
+
+def _used(folder: str) -> set[str]:
+    """Files of the folder that a process has mapped or open, as far as we may see."""
+    from contextlib import suppress  # takes longer to import than most reports to make
+    from glob import iglob
+
+    used = set()
+    for path in iglob("/proc/[0-9]*/maps"):
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            used |= {folder + line.rstrip("\n").partition(folder)[2] for line in file if folder in line}
+    for path in iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):
+            used.add(os.readlink(path))
+    return used

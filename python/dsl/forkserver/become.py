@@ -7,7 +7,7 @@ import posix
 import sys
 
 from dsl._core import ForkedProgram
-from dsl.forkserver import streams
+from dsl.forkserver.ending import flush_streams, line_buffering, reopen_streams
 from dsl.forkserver.hidden import namespaces
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ IMPORT_S = 600
 
 # By this interval we recognize our timer. It has no other effect: the first SIGALRM ends the server.
 _INTERVAL_S = 1234.567891
+_CWD = "/proc/self/cwd"
 
 
 class LeaveServer(BaseException):
@@ -62,9 +63,9 @@ class ImportChanges:
         self._interval_s = _signal.getitimer(_signal.ITIMER_REAL)[1]
         self._argv = sys.argv
         self._words = list(sys.argv)
-        self._cwd = _working_directory()
+        self._cwd = os.readlink(_CWD)
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-        self._by_line = streams.line_buffering()
+        self._by_line = line_buffering()
 
     def settle(self, environ: Sequence[bytes]) -> str | None:
         """Note what has changed since. Return a clause if workers cannot have such a change; else None.
@@ -77,22 +78,18 @@ class ImportChanges:
             return "what was imported has set a timer: no worker has it"
         if sys.argv is not self._argv or sys.argv != self._words:
             return "what was imported changes sys.argv, which holds no arguments of a worker"
-        cwd = _working_directory()
+        cwd = os.readlink(_CWD)
         self.cwd = None if cwd == self._cwd else cwd
         if self.cwd is not None and not _leads_here(self.cwd):
             return "what was imported has removed the working directory"
         mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
         self.blocked, self.unblocked = mask - self._mask, self._mask - mask
-        self.by_line = dict(set(streams.line_buffering().items()) - set(self._by_line.items()))
+        self.by_line = dict(set(line_buffering().items()) - set(self._by_line.items()))
         self.variables = _changed_variables(environ)
         self.holders = _holders_of_main()
         # Found once here: a worker that looked through the cache would touch, and so copy, all that it holds.
         self.absent = tuple([path for path, finder in sys.path_importer_cache.items() if finder is None])
         return None
-
-
-def _working_directory() -> str:
-    return os.readlink("/proc/self/cwd")
 
 
 def _leads_here(folder: str) -> bool:
@@ -130,16 +127,13 @@ def compile_program(program: Sequence[str], preloaded: Preloaded) -> Compiled | 
 
     They must if the compiler warns of something: each worker shows the warning itself.
     """
-    text = _text_of(program)
     # We do not import this module: it would stay in the workers.
     warnings = preloaded.modules.get("warnings")
-    if text is None or warnings is None:
+    if warnings is None:
         return None
-    path = _absolute(program[0])
     with warnings.catch_warnings(module=warnings):
         warnings.simplefilter("error")
-        code = _code_of(path, text)
-    return None if code is None else (path, text, code)
+        return _compiled(program)
 
 
 def become_worker(
@@ -158,27 +152,35 @@ def become_worker(
     _take_randomness(preloaded)
     order.enter()
     order.show_command(len(sys.orig_argv))
-    _take_environment(order.environ)
+    posix.environ.clear()
+    posix.environ.update(_variables(order.environ))
     words = [os.fsdecode(word) for word in order.argv]
     program = tuple(words[order.entry :])
     is_module = len(program) > 1 and program[0] == "-m"
-    code = None if is_module else _compiled(program, compiled)
-    if code is None and not is_module:
+    script = None if is_module else _compiled(program, compiled)
+    if script is None and not is_module:  # only the interpreter can run it, or report its error
         os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
     _change_environment(imports.variables)
     # `gc.freeze` keeps the server's main module from being collected, with all that a program puts into it.
     _renew_main(imports.holders, is_ours=False)
-    _forget_absent(imports.absent)
-    _take_arguments(words, program, folder)
+    for path in imports.absent:
+        if os.path.exists(path):  # it has appeared since the server looked for it
+            sys.path_importer_cache.pop(path, None)
+    _show_file(program)
+    sys.orig_argv[:] = words
+    for place, entry in enumerate(sys.path):
+        if folder is not None and entry is folder:
+            sys.path[place] = _folder(program)
+            break
     if imports.cwd is not None:
         os.chdir(imports.cwd)
     _signal.set_wakeup_fd(-1)
     interrupt = _take_trace(order)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, imports.blocked)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, imports.unblocked)
-    streams.reopen(imports.by_line)
+    reopen_streams(imports.by_line)
     preloaded.enter(order)
-    _leave(program, code, interrupt, preloaded)
+    _leave(program, script[2] if script else None, interrupt, preloaded)
 
 
 def _take_trace(order: ForkOrder) -> Any:
@@ -198,44 +200,26 @@ def _take_trace(order: ForkOrder) -> Any:
     return interrupt
 
 
-def _compiled(program: Sequence[str], compiled: Compiled | None) -> CodeType | None:
-    """The script's code; None if only the interpreter itself can run the program, or report its error."""
-    text = _text_of(program)
-    if text is None:
-        return None
-    path = _absolute(program[0])
-    if compiled is not None and compiled[:2] == (path, text):
-        return compiled[2]
-    return _code_of(path, text)
-
-
-def _text_of(program: Sequence[str]) -> bytes | None:
+def _compiled(program: Sequence[str], known: Compiled | None = None) -> Compiled | None:
+    """The script's path, text and code; None if it cannot be read or compiled."""
     if not program or program[0].startswith("-"):
         return None
     try:
-        if not os.path.isfile(program[0]):
+        path = _absolute(program[0])
+        if not os.path.isfile(path):
             return None
-        with open(program[0], "rb") as file:
-            return file.read()
-    except (OSError, ValueError):
-        return None
-
-
-def _code_of(path: str, text: bytes) -> CodeType | None:
-    try:
-        return compile(text, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning):
+        with open(path, "rb") as file:
+            text = file.read()
+        if known is not None and known[:2] == (path, text):
+            return known
+        return path, text, compile(text, path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning):
         return None
 
 
 def _absolute(path: str) -> str:
     """An absolute path as the interpreter makes it, which keeps ``.`` and ``..``."""
     return path if path.startswith("/") else f"{os.getcwd()}/{path}"
-
-
-def _take_environment(entries: Sequence[bytes]) -> None:
-    posix.environ.clear()
-    posix.environ.update(_variables(entries))
 
 
 def _variables(entries: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -261,22 +245,6 @@ def _change_environment(variables: Sequence[Variable]) -> None:
             posix.putenv(name, in_c)
         elif before is not None:
             posix.unsetenv(name)
-
-
-def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | None) -> None:
-    _show_file(program)
-    sys.orig_argv[:] = words
-    for place, entry in enumerate(sys.path):
-        if folder is not None and entry is folder:
-            sys.path[place] = _folder(program)
-            break
-
-
-def _forget_absent(places: Sequence[str]) -> None:
-    """Let imports search folders and archives that have appeared since the server looked for them."""
-    for path in places:
-        if os.path.exists(path):
-            sys.path_importer_cache.pop(path, None)
 
 
 def _renew_main(holders: Holders, *, is_ours: bool) -> None:
@@ -336,7 +304,7 @@ def _take_randomness(preloaded: Preloaded) -> None:
 
 
 def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any, preloaded: Preloaded) -> NoReturn:
-    """LeaveServer the server's frames and run the program. ``interrupt``: the program's handler of SIGINT."""
+    """Leave the server's frames and run the program. ``interrupt``: the program's handler of SIGINT."""
     hook = sys.excepthook
     function: Any = type(_leave)
     is_script = code is not None
@@ -364,7 +332,7 @@ def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any, prel
 
     def settle(code: int | None) -> None:
         if is_script:
-            streams.flush()
+            flush_streams()
         preloaded.exit_code = code
         if code is None:
             _note_interrupt()

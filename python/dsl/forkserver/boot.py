@@ -57,10 +57,7 @@ def start(path: str) -> None:
     caches = set(sys.path_importer_cache)
     sys.meta_path.insert(0, Finder)
     try:
-        if sys.argv[-1].isdecimal():
-            from dsl.forkserver.server import serve
-        else:
-            from dsl.forkserver.warm import serve
+        from dsl.forkserver.server import serve, serve_warm
     except ImportError as error:
         # For example a Python without the global lock, or a Python that is too old.
         raise SystemExit(f"this Python cannot load the extension of dsl: {error}") from None
@@ -76,7 +73,7 @@ def start(path: str) -> None:
         if interrupt is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, interrupt)
 
-    serve(sys.argv[1:], forget)
+    (serve if sys.argv[-1].isdecimal() else serve_warm)(sys.argv[1:], forget)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""How a forked worker ends: its own objects end as in any Python, those of the server are left alone."""
+"""The standard streams of a forked worker, and how it ends: its own objects end as in any Python.
+
+Those of the server are left alone.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ import os
 import posix
 import sys
 
-from dsl.forkserver import streams
 from dsl.forkserver.poison import fields_of_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from types import ModuleType
     from typing import Any
 
@@ -72,18 +74,31 @@ class Preloaded:
         self._exit: Callable[[int], None] | None = None
         # `gc.freeze` keeps such a circle for ever, so no module loses its last reference.
         self._kept: list[object] = [self]
-        atexit = sys.modules.get("atexit") or __import__("atexit")
+        self._atexit: Any = sys.modules.get("atexit") or __import__("atexit")
         # The function that is registered first is called last.
-        atexit.register(self._leave)
+        self._atexit.register(self._leave)
+
+    def keep(self, *objects: object) -> None:
+        """Keep objects for ever."""
+        self._kept += objects
 
     def note(self) -> None:
         """Note what has been imported."""
         self.modules = {name: one for name, one in sys.modules.items() if name not in _NOT_OURS}
+        self.keep(sys.path_importer_cache)  # with all names of the folders that were searched
+        if any(name in self.modules for name in _TELL_LEAKS):
+            self._atexit.unregister(_Those(_is_cleanup_of_nanobind))
         if (weakref := sys.modules.get("weakref")) is not None:
             for finalizer in list(weakref.finalize._registry):  # noqa: SLF001  there is no other list of them
                 function = (finalizer.peek() or (None, None))[1]
-                if _package(getattr(function, "__module__", None) or "") in _SLOW_TO_END:
+                if (getattr(function, "__module__", None) or "").partition(".")[0] in _SLOW_TO_END:
                     finalizer.atexit = False
+
+    def forget_unseen(self, unseen: Collection[str]) -> None:
+        """Let a worker call no exit function of a module that it has not imported: ``unseen`` at its end."""
+        those = _Those(lambda function: str(getattr(function, "__module__", "")) in unseen)
+        # Called behind the program's own functions, and before those that the imports have registered.
+        self._atexit.register(lambda: self._atexit.unregister(those))
 
     def enter(self, order: ForkOrder) -> None:
         """Prepare the end of this worker."""
@@ -100,8 +115,9 @@ class Preloaded:
         modules = sys.modules
         may_skip = self._may_skip_interpreter()
         mutes = any(name in modules or name in self.modules for name in _TELL_LEAKS)
-        for name, module in self.modules.items():
-            if modules.get(name) is module:
+        # Not over our own, whose names lie anywhere: each would copy a page.
+        for name, module in list(modules.items()):
+            if self.modules.get(name) is module:
                 del modules[name]
         # The interpreter clears modules from the last to the first.
         first = type(sys)("_dsl_first")
@@ -121,7 +137,8 @@ class Preloaded:
         if self.exit_code is None or sys.flags.inspect or b"PYTHONINSPECT" in posix.environ:
             return False
         for name, module in list(sys.modules.items()):
-            is_new = self.modules.get(name) is not module and _package(name) not in sys.stdlib_module_names
+            package = name.partition(".")[0]
+            is_new = self.modules.get(name) is not module and package not in sys.stdlib_module_names
             if is_new and type(getattr(module, "__loader__", None)).__name__ == "ExtensionFileLoader":
                 return False
         try:
@@ -131,6 +148,24 @@ class Preloaded:
         except Exception:  # noqa: BLE001  a stream may be of any kind; the interpreter tells of it
             return False
         return True
+
+
+class _Those:
+    """Equals each function that fits. `atexit.unregister` forgets all functions that equal its argument."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, fits: Callable[[object], bool]) -> None:
+        self._fits = fits
+
+    def __eq__(self, other: object) -> bool:
+        return self._fits(other)
+
+
+def _is_cleanup_of_nanobind(function: object) -> bool:
+    """Whether a function only empties caches of typing, so that nanobind finds fewer leaks."""
+    code = getattr(function, "__code__", None)
+    return code is not None and (code.co_filename, code.co_name) == ("<internal>", "cleanup")
 
 
 def _let_threads_rest() -> None:
@@ -149,47 +184,39 @@ def _let_threads_rest() -> None:
             return
 
 
-def _package(name: str) -> str:
-    return name.partition(".")[0]
-
-
 class _Survivors:
     """Objects of the worker that modules of the server hold. They end when this object does."""
 
     def __init__(self) -> None:
         files = [getattr(sys, f"__{name}__", None) for name in ("stdin", "stdout", "stderr")]
-        buffers = [getattr(one, "buffer", None) for one in files]
-        raws = [getattr(one, "raw", None) for one in buffers]
-        spared = {id(one) for one in (self, *files, *buffers, *raws)}
+        buffers = [getattr(file, "buffer", None) for file in files]
+        raws = [getattr(buffer, "raw", None) for buffer in buffers]
+        spared = {*map(id, (self, *files, *buffers, *raws))}
         # The parts of a file from the outer to the inner, behind all that may still write to it.
         parts = [vars(_io)[name] for name in ("_TextIOBase", "_BufferedIOBase", "_RawIOBase")]
         places: dict[type, int] = {}
         found: list[tuple[int, Any]] = []
         # The server's objects are frozen, and not among them.
-        for one in gc.get_objects():
-            kind = type(one)
+        for held in gc.get_objects():
+            kind = type(held)
             if kind not in places:
                 bases = type.mro(kind)
                 ends = any("__del__" in vars(base) for base in bases)
                 place = next((place for place, part in enumerate(parts, 1) if part in bases), 0)
                 places[kind] = place if ends else -1
-            if places[kind] >= 0 and id(one) not in spared:
+            if places[kind] >= 0 and id(held) not in spared:
                 try:
-                    found.append((places[kind], _weakref.ref(one)))
+                    found.append((places[kind], _weakref.ref(held)))
                 except TypeError:
                     continue  # nothing refers to it weakly
-        self._references = [reference for _place, reference in sorted(found, key=_first)]
+        self._references = [reference for _, reference in sorted(found, key=lambda pair: pair[0])]
 
     def __del__(self) -> None:
-        streams.flush()  # one of the objects may be a wrapper that closes what lies below stdout
+        flush_streams()  # one of the objects may be a wrapper that closes what lies below stdout
         for reference in self._references:
-            one = reference()
-            if one is not None:
-                _End(one)
-
-
-def _first(pair: tuple[int, object]) -> int:
-    return pair[0]
+            held = reference()
+            if held is not None:
+                _End(held)
 
 
 class _End:
@@ -197,8 +224,8 @@ class _End:
 
     __slots__ = ("_object",)
 
-    def __init__(self, one: object) -> None:
-        self._object = one
+    def __init__(self, held: object) -> None:
+        self._object = held
 
     def __del__(self) -> None:
         kind: Any = type(self._object)
@@ -213,7 +240,86 @@ class _Last:
 
     def __del__(self) -> None:
         if self._leave is not None:
-            streams.flush()
+            flush_streams()
             self._leave(self._code)
         if self._mutes:
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
+
+
+_STREAMS = ("stdin", "stdout", "stderr")
+
+
+def flush_streams() -> None:
+    """Write what the streams hold: after a fork, both processes would write it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        if stream is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+
+
+def line_buffering() -> dict[str, bool]:
+    """By name, whether each stream writes line by line. Missing and unusable streams are left out."""
+    first = {name: getattr(sys, f"__{name}__", None) for name in _STREAMS}
+    return {name: one.line_buffering for name, one in first.items() if one is not None and _is_whole(one)}
+
+
+def reopen_streams(by_line: Mapping[str, bool] | None = None) -> None:
+    """Begin the streams anew on the descriptors 0 to 2, which lead elsewhere now.
+
+    The objects stay the same, because modules that were imported before hold them. Encoding and error handler
+    stay the same, too, as environment and locale do. The stream of a closed descriptor becomes None.
+    ``by_line``: by name, whether a stream writes line by line, if imported code has chosen that.
+    """
+    for fd, name in enumerate(_STREAMS):
+        first = getattr(sys, f"__{name}__", None)
+        if first is not None and not _is_whole(first):
+            continue
+        now = _reopened(first, fd, by_line=(by_line or {}).get(name))
+        # A module may have replaced the first stream by one of its own.
+        if getattr(sys, name, None) is first:
+            setattr(sys, name, now)
+        setattr(sys, f"__{name}__", now)
+
+
+def _is_whole(stream: Any) -> bool:
+    """Whether a stream is usable: it is not closed, and still has its buffer."""
+    try:
+        return not stream.closed
+    except ValueError:
+        return False
+
+
+def _reopened(stream: Any, fd: int, *, by_line: bool | None) -> Any:
+    if stream is None:
+        return None
+    try:
+        block = os.fstat(fd).st_blksize
+    except OSError:  # it is closed
+        return None
+    is_written = fd > 0
+    is_buffered = hasattr(stream.buffer, "raw")
+    encoding, errors, writes_at_once = stream.encoding, stream.errors, stream.write_through
+    # A new one, because the object remembers whether it can seek.
+    raw: Any = _io.FileIO(fd, "wb" if is_written else "rb", closefd=False)
+    raw.name = f"<{_STREAMS[fd]}>"
+    if by_line is None:
+        by_line = not writes_at_once and (raw.isatty() or fd == 2)
+    if is_buffered:
+        if sys.version_info >= (3, 14):  # as `open` chooses it
+            size = max(min(block, 8192 * 1024), _io.DEFAULT_BUFFER_SIZE)
+        else:
+            size = block if block > 1 else _io.DEFAULT_BUFFER_SIZE
+        stream.buffer.__init__(raw, size)
+    stream.__init__(
+        stream.buffer if is_buffered else raw,
+        encoding,
+        errors,
+        newline="\n",
+        line_buffering=by_line,
+        write_through=writes_at_once,
+    )
+    stream.mode = "w" if is_written else "r"
+    return stream

@@ -70,8 +70,8 @@ class Notes:
             (_frozen_importlib, "_load_unlocked", self._loading),
             (_frozen_importlib, "_new_module", self._making),
             (of_variables, "__getitem__", self._reading),
-            (of_variables, "__setitem__", self._setting),
-            (of_variables, "__delitem__", self._deleting),
+            (of_variables, "__setitem__", self._changing),
+            (of_variables, "__delitem__", self._changing),
             *self._more,
         ]
         self._places = []
@@ -174,7 +174,7 @@ class Notes:
         return _new_module
 
     def _reading(self, first: Callable[..., Any]) -> Callable[..., Any]:
-        def __getitem__(variables: Any, name: Any) -> Any:  # noqa: N807  as above
+        def read(variables: Any, name: Any) -> Any:
             value = None
             try:
                 value = first(variables, name)
@@ -183,29 +183,23 @@ class Notes:
                 self.read.setdefault(self._running[-1], {}).setdefault(text, value)
             return value
 
-        return __getitem__
+        return read
 
-    def _setting(self, first: Callable[..., Any]) -> Callable[..., Any]:
-        def __setitem__(variables: Any, name: Any, value: Any) -> None:  # noqa: N807  as above
+    def _changing(self, first: Callable[..., Any]) -> Callable[..., Any]:
+        def change(variables: Any, name: Any, *values: Any) -> None:
             before = _value_of(name)
-            first(variables, name, value)
-            self.variables.setdefault(self._running[-1], []).append((name, before, value))
+            first(variables, name, *values)
+            after = values[0] if values else None
+            self.variables.setdefault(self._running[-1], []).append((name, before, after))
 
-        return __setitem__
-
-    def _deleting(self, first: Callable[..., Any]) -> Callable[..., Any]:
-        def __delitem__(variables: Any, name: Any) -> None:  # noqa: N807  as above
-            before = _value_of(name)
-            first(variables, name)
-            self.variables.setdefault(self._running[-1], []).append((name, before, None))
-
-        return __delitem__
+        return change
 
 
 class Hidden:
     """Modules that were imported since ``start``, out of sight until they are imported again."""
 
-    def __init__(self, start: Collection[str], notes: Notes) -> None:
+    def __init__(self, start: Collection[str], notes: Notes, roots: Collection[str] = ()) -> None:
+        """``roots``: modules that workers will import. How, is found out here, where it copies no pages."""
         # As in `boot`, codecs stay.
         found = [
             (name, module)
@@ -227,6 +221,7 @@ class Hidden:
             name for name, one in found if any(kind.__name__ == _SETTINGS for kind in type(one).__mro__)
         }
         self._acts = self._settings | _RUN_AGAIN | notes.variables.keys() | notes.replaced.keys()
+        self._walks = {names[root]: self._walk(names[root]) for root in roots if root in names}
         for name in self.modules:
             del sys.modules[name]
         for replaced in reversed(list(notes.replaced.values())):
@@ -256,13 +251,12 @@ class Hidden:
 
     def _seen_with(self, name: str) -> set[str]:
         """What the import of a module shows."""
-        seen = set()
+        seen: set[str] = set()
         waiting = [name]
         while waiting:
-            one = waiting.pop()
-            if one not in seen:
-                seen.add(one)
-                waiting += self._asked.get(one, ())
+            if (name := waiting.pop()) not in seen:
+                seen.add(name)
+                waiting += self._asked.get(name, ())
         return seen
 
     @_as_of_import
@@ -282,33 +276,39 @@ class Hidden:
             self._show(name)
         return sys.modules[name]
 
-    def _show(self, name: str) -> None:
-        acting = []
+    def _walk(self, name: str) -> tuple[str, ...]:
+        """What the import of a module shows of the modules that are out of sight, in this order."""
+        found: dict[str, None] = {}
         waiting = [name]
         while waiting:
             name = waiting.pop()
-            module = self.modules.get(name)
-            if module is None:
-                continue
-            if name not in sys.modules:
-                # First of all, because another thread may import it meanwhile.
-                sys.modules[name] = module
-                if name in self._bound:
-                    space, last = self._bound[name]
-                    space[last] = module
-                if name in self._acts:
-                    acting.append(name)
-            self.modules.pop(name, None)
-            waiting += self._asked[name]
+            if name in self.modules and name not in found:
+                found[name] = None
+                waiting += self._asked[name]
+        return tuple(found)
+
+    def _show(self, name: str) -> None:
+        # What was shown since a walk was made was shown with all that it asks for: the rest keeps its order.
+        walk = self._walks.get(name) or self._walk(name)
+        modules = {one: self.modules[one] for one in walk if one in self.modules and one not in sys.modules}
+        # First of all, because another thread may import them meanwhile.
+        sys.modules.update(modules)
+        for one, module in modules.items():
+            if one in self._bound:
+                space, last = self._bound[one]
+                space[last] = module
+        for one in walk:
+            self.modules.pop(one, None)
+        acting = [one for one in modules if one in self._acts]
         notes = self._notes
-        for name in sorted(acting, key=self._order.__getitem__):
-            reads_another = self._reads_another(name)
-            if name in _RUN_AGAIN or (reads_another and name in self._settings):
-                _run_again(sys.modules[name])
+        for one in sorted(acting, key=self._order.__getitem__):
+            reads_another = self._reads_another(one)
+            if one in _RUN_AGAIN or (reads_another and one in self._settings):
+                _run_again(sys.modules[one])
             # What a module has set may be made of what it has read.
-            for variable, before, after in () if reads_another else notes.variables.get(name, ()):
+            for variable, before, after in () if reads_another else notes.variables.get(one, ()):
                 _change(variable, before, after)
-            for space, key, before, after in notes.replaced.get(name, ()):
+            for space, key, before, after in notes.replaced.get(one, ()):
                 if space.get(key) is before:
                     space[key] = after
 

@@ -21,15 +21,8 @@ HARMFUL = {
     "torch_xla": "it opens its devices before workers could choose theirs",
     "habana_frameworks.torch": "it opens its devices before workers could choose theirs",
 }
-_DEVICES = (
-    "/dev/nvidia",
-    "/dev/kfd",
-    "/dev/dri/",
-    "/dev/accel",
-    "/dev/davinci",
-    "/dev/hl",
-    "/dev/neuron",
-    "/dev/vfio/",
+_DEVICES = tuple(
+    [f"/dev/{name}" for name in ("nvidia", "kfd", "dri/", "accel", "davinci", "hl", "neuron", "vfio/")]
 )
 _ACCELERATORS = ("cuda", "xpu", "mps", "mtia")
 # Seconds that a fork and its first moments may take. A handler that waits for a lost thread waits forever.
@@ -161,8 +154,8 @@ def _folders() -> Iterator[str]:
     finalize = getattr(sys.modules.get("weakref"), "finalize", None)
     if "tempfile" not in sys.modules or finalize is None:
         return
-    for one in list(vars(finalize)["_registry"]):
-        held = one.peek()
+    for finalizer in list(vars(finalize)["_registry"]):
+        held = finalizer.peek()
         if held and getattr(held[1], "__qualname__", "").startswith("TemporaryDirectory."):
             yield "what was imported keeps a temporary folder: the first worker to end would remove it"
 
@@ -187,15 +180,11 @@ def _trial() -> str | None:
         finally:
             os._exit(code)
     reason = _threads()
-    if reason is not None:
-        os.kill(pid, _signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return reason
-    status = _status_of(pid)
+    status = _status_of(pid) if reason is None else None
     if status is None:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
-        return f"a fork of it had not begun after {_FORK_S} s: what was imported hangs in it"
+        return reason or f"a fork of it had not begun after {_FORK_S} s: what was imported hangs in it"
     code = os.waitstatus_to_exitcode(status)
     if 0 < code <= len(_ACCELERATORS):
         kind = _ACCELERATORS[code - 1]

@@ -45,7 +45,8 @@ class Call:
             DslError: the file cannot be written.
         """
         preparation, knows_main = _preparation()
-        if not knows_main and not _worker.cloudpickle() and _module_of(self.function) == "__main__":
+        module = getattr(_inner(self.function), "__module__", None)
+        if not knows_main and not _worker.cloudpickle() and module == "__main__":
             raise EntrypointError(
                 f"{entrypoint_name(self.function)} is defined in a program that the workers cannot import; "
                 "move it to a module, or install cloudpickle"
@@ -161,14 +162,12 @@ def interpreter_words() -> tuple[str, ...]:
 
 def entrypoint_name(entrypoint: object) -> str:
     """The name of a function or another callable."""
-    inner = getattr(entrypoint, "func", entrypoint)  # functools.partial
-    return str(getattr(inner, "__name__", type(entrypoint).__name__))
+    return str(getattr(_inner(entrypoint), "__name__", type(entrypoint).__name__))
 
 
 def source_of(entrypoint: object) -> str:
     """The file of a function's module, whose imports the workers will need; empty if there is none."""
-    inner = getattr(entrypoint, "func", entrypoint)  # functools.partial
-    module = sys.modules.get(getattr(inner, "__module__", None) or "")
+    module = sys.modules.get(getattr(_inner(entrypoint), "__module__", None) or "")
     path = getattr(module, "__file__", None) or ""
     return os.path.abspath(path) if path.endswith(".py") else ""
 
@@ -226,5 +225,5 @@ def _preparation() -> tuple[dict[str, Any], bool]:
     return data, False
 
 
-def _module_of(function: object) -> str | None:
-    return getattr(getattr(function, "func", function), "__module__", None)
+def _inner(entrypoint: object) -> object:
+    return getattr(entrypoint, "func", entrypoint)  # functools.partial

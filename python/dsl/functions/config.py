@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 # Not one of our frozen records: users change, copy and inspect a config as they do with torch's dataclass.
 from dataclasses import dataclass, field
+from typing import Any
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.lists import BEYOND, parse_integer, parse_number, shorten
-from dsl.model.options import COMMON, SECONDS, request_of
-from dsl.model.request import DEFAULT_DEBUG_ADDRESS, DEFAULT_DEBUG_PORT, DEFAULT_PARTIAL_S
-from dsl.output.routes import TEMPLATE_VARIABLE
+from dsl.model.options import COMMON, SECONDS, BadValueError, request_of
+from dsl.model.request import DEFAULT_DEBUG_ADDRESS, DEFAULT_DEBUG_PORT, DEFAULT_PARTIAL_S, Program, Request
+from dsl.output import TEMPLATE_VARIABLE
 from dsl.plan.meeting_point import STATIC, STATIC_RUN_ID
-from dsl.signals import parse_signals
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from typing import Any
-
-    from dsl.model.request import Program, Request
+from dsl.words import BEYOND, parse_integer, parse_number, parse_signals, shorten
 
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30
@@ -36,43 +30,15 @@ class LaunchConfig:
     """How to start a group of workers. The first fields are those of torch 2.15, in its order.
 
     As in torch, the fields are resolved and checked when you make a config. The launch checks them again.
+    docs/functions.md has a line for each field. A field with the name of an option of ``dslrun`` means the
+    same; what is a list of words there may be a collection here, too, and ``_s`` stands for seconds.
 
-    min_nodes, max_nodes: nodes that take part. With ``rdzv_backend="static"`` the numbers must be equal.
-    nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
-    logs_specs: name of a ``--logs-specs`` plug-in; for torch's objects see log_dir, redirects and tee.
-    run_id: name of the job (default: ``none`` for static nodes, else a random name, which the config has
-    after the launch).
-    role: name of the workers in a prefix template.
-    rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static``, the endpoint is the ``"HOST:PORT"`` where the
-    workers meet, and rdzv_configs is ``{"rank": NODE_RANK}``. With another backend, several nodes find each
-    other at the endpoint, and rdzv_configs are the settings of the backend. A single node needs no other
-    node, whatever the backend: its workers meet at a given static endpoint, else at a free port.
-    max_restarts: how often a group that failed is started again.
-    log_line_prefix_template: with ``${role_name}``, ``${rank}``, ``${local_rank}`` and ``${hostname}``.
-    local_addr: address of this node. numa_options: ``"node"``, ``"socket"``, ``"exclusive"``,
-    ``"core-complex"`` or torch's NumaOptions.
-    signals_to_handle: signals that end the job in order and raise `SignalException`, unless the program
-    handles or ignores them; they are handled only while a call in the main thread runs.
-    duplicate_stdout_filters, duplicate_stderr_filters: words; lines with one of them also go to a file.
-    virtual_local_rank: each worker has local rank 0 and sees one device.
-    shutdown_timeout: whole seconds between the stop signal and SIGKILL (default:
-    ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` in this process's environment, else 30).
+    With ``rdzv_backend="static"`` both numbers of nodes must be equal, ``rdzv_endpoint`` is the
+    ``"HOST:PORT"`` where the workers meet, and ``rdzv_configs`` is ``{"rank": NODE_RANK}``. After the launch
+    a config without a ``run_id`` has one.
 
-    Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``,
-    monitor_interval (nothing is polled), metrics_cfg, event_log_handler, exit_barrier_timeout (torch has it
-    after 2.15).
-
-    start_method: ``forkserver`` imports once and forks the workers; ``warm`` also keeps what was imported for
-    the next launch, of any process; the other methods start an interpreter for each worker.
-
-    Only in dsl: env (more variables for the workers), grace_s (shutdown_timeout with fractions), and options
-    of ``dslrun`` that count here, too (docs/functions.md): log_dir, redirects and tee (stream maps such as
-    ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts of it, too), local_ranks_filter, partial_after_s (None:
-    never), signal_scope (None: the worker of a function, and the process group of a program), preload (empty:
-    the imports of the function's module), warm_for_s, warm_memory, debug (``"all"``, ``"0,2-3"`` or a
-    collection of ranks), debug_port, debug_address, debug_wait, stacks_on_failure, hang_timeout_s,
-    hang_action, events, metrics.
-
+    Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``, monitor_interval (nothing is
+    polled), metrics_cfg, event_log_handler, exit_barrier_timeout (torch has it after 2.15).
     Gone, and refused unless they have their defaults: prewarm, fork_server_per, import_throttle.
     """
 
@@ -101,9 +67,10 @@ class LaunchConfig:
     shutdown_timeout: int | None = None
     exit_barrier_timeout: float | None = None
     log_dir: str | None = None
-    redirects: str | int | Mapping[int, int] = ""
-    tee: str | int | Mapping[int, int] = ""
+    redirects: str | int | Mapping[int, int] | Mapping[str, int] = ""
+    tee: str | int | Mapping[int, int] | Mapping[str, int] = ""
     local_ranks_filter: Collection[int] | None = None
+    ranks_filter: str | Collection[int] = ""
     partial_after_s: float | None = DEFAULT_PARTIAL_S
     grace_s: float | None = None
     signal_scope: str | None = None
@@ -111,6 +78,7 @@ class LaunchConfig:
     preload: str | Collection[str] = ()
     warm_for_s: float | None = None
     warm_memory: int | None = None
+    wrap: str | Collection[str] = ()
     debug: str | Collection[int] = ""
     debug_port: int = DEFAULT_DEBUG_PORT
     debug_address: str = DEFAULT_DEBUG_ADDRESS
@@ -120,6 +88,8 @@ class LaunchConfig:
     hang_action: str = "report"
     events: str | None = None
     metrics: str | None = None
+    restart_on: str | Collection[int | str] = ""
+    give_up_on: str | Collection[int | str] = ""
     prewarm: bool = False
     fork_server_per: str = "node"
     import_throttle: int | None = None
@@ -148,8 +118,9 @@ class LaunchConfig:
 OPTION_NAMES = {
     "run_id": "rdzv_id", "numa_options": "numa_binding", "grace_s": "grace",
     "partial_after_s": "partial_after", "hang_timeout_s": "hang_timeout", "warm_for_s": "warm_for",
+    "env": "",
 }  # fmt: skip
-"""Options whose names are not those of the fields of a `LaunchConfig`."""
+"""Options whose names differ from the fields of a `LaunchConfig`; empty: the field is no option's value."""
 _COMMON = {option.dest: option for group in COMMON.values() for option in group}
 ROWS = {
     name: _COMMON[OPTION_NAMES.get(name, name)]
@@ -172,19 +143,23 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
     _check_nodes(config)
     if config.debug and program.kind != "call":
         raise UnsupportedError(
-            f"debug {_ranks(config.debug)!r}: {program.name} is a program, and only functions run under a "
+            f"debug {_listed(config.debug)!r}: {program.name} is a program, and only functions run under a "
             "debugger here; dslrun --debug debugs a script"
         )
     least, most = config.min_nodes, config.max_nodes
     is_dynamic = most > 1 and config.rdzv_backend != STATIC
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
+    grace_s = config.shutdown_timeout if config.grace_s is None else config.grace_s
+    mode = getattr(config.numa_options, "affinity_mode", config.numa_options)
+    # An empty template means no prefix, whatever the environment says.
+    no_prefix = {TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else {}
     values = {option.dest: getattr(config, name) for name, option in ROWS.items()}
-    texts = {name: as_text(values[name]) for name, as_text in _AS_TEXT.items()}
+    said = {name: as_said(values[name]) for name, as_said in _AS_SAID.items()}
     return request_of(
         "functions",
         program,
         ROWS.values(),
-        {**values, **texts},
+        {**values, **said},
         resources={"min_nodes": least, "max_nodes": most, "nproc_per_node": str(config.nproc_per_node)},
         meeting={
             "node_rank": _node_rank(config) if most > 1 and not is_dynamic else 0,
@@ -194,26 +169,24 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
             "settings": _settings(config) if most > 1 else "",
             "run_id": config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else str(uuid4())),
         },
-        signals={"stop": _signals(config.signals_to_handle), "grace_s": _grace_s(config)},
+        signals={
+            "stop": _signals(config.signals_to_handle),
+            "grace_s": float(_default_timeout_s() if grace_s is None else grace_s),
+        },
         output={
             "template": config.log_line_prefix_template or "",
             "stdin": "none",
             "logs_specs": config.logs_specs,
         },
         placement={
-            "numa_binding": _numa_mode(config.numa_options),
+            "numa_binding": None if mode is None else str(getattr(mode, "value", mode)),
             "virtual_local_rank": config.virtual_local_rank,
         },
         start={"source": source},
         max_restarts=config.max_restarts,
         role=config.role,
-        env=tuple(_variables(config).items()),
+        env=tuple({**config.env, **no_prefix}.items()),
     )
-
-
-def _variables(config: LaunchConfig) -> Mapping[str, str]:
-    # An empty template means no prefix, whatever the environment says.
-    return {**config.env, TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else config.env
 
 
 GONE = {"prewarm": False, "fork_server_per": "node", "import_throttle": None}
@@ -239,21 +212,21 @@ def _check_values(config: LaunchConfig) -> None:
         value = getattr(config, name)
         if between is not None and value is not None and not between[0] <= value <= between[1]:
             raise OptionError(f"{name} {value}: it must be {between[0]} to {between[1]}")
-    _check_debug(config.debug)
-    _signals(config.signals_to_handle)
-
-
-def _check_debug(given: str | Collection[int]) -> None:
-    """Refuse what names no workers to debug. Raises OptionError."""
-    if given:
-        from dsl.plan.debugging import debug_ranks
+    for name in ("restart_on", "give_up_on"):
+        if value := getattr(config, name):
+            try:
+                _codes(value)
+            except BadValueError as error:
+                raise OptionError(f"{name}: {error}") from None
+    if config.debug:
+        from dsl.plan.starting import debug_ranks
 
         try:
-            debug_ranks(_ranks(given))
+            debug_ranks(_listed(config.debug))
         except OptionError:
-            raise OptionError(
-                f"debug {given!r}: expected ranks such as '1', '0,2-3' or [0, 2], or 'all'"
-            ) from None
+            expected = "expected ranks such as '1', '0,2-3' or [0, 2], or 'all'"
+            raise OptionError(f"debug {config.debug!r}: {expected}") from None
+    _signals(config.signals_to_handle)
 
 
 def _check_nodes(config: LaunchConfig) -> None:
@@ -298,11 +271,6 @@ def _default_timeout_s() -> int:
     return value
 
 
-def _grace_s(config: LaunchConfig) -> float:
-    given = config.shutdown_timeout if config.grace_s is None else config.grace_s
-    return float(_default_timeout_s() if given is None else given)
-
-
 def _default_numa_options(nproc_per_node: int | str) -> Any:
     """What a site has set in a torch that is imported, for nodes with a worker for each device."""
     utils, torch = sys.modules.get("torch._utils_internal"), sys.modules.get("torch")
@@ -314,52 +282,49 @@ def _default_numa_options(nproc_per_node: int | str) -> Any:
     return options if is_each else None
 
 
-def _numa_mode(options: Any) -> str | None:
-    mode = getattr(options, "affinity_mode", options)
-    return None if mode is None else str(getattr(mode, "value", mode))
-
-
-def _streams(value: str | int | Mapping[int, int]) -> str:
+def _streams(value: str | int | Mapping[int, int] | Mapping[str, int]) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int):
         return str(int(value))
-    return ",".join([f"{local_rank}:{int(streams)}" for local_rank, streams in value.items()])
+    return ",".join([f"{rank}:{int(streams)}" for rank, streams in value.items()])
 
 
-def _words(words: Collection[str] | None) -> str:
-    return ",".join([word.replace(",", ",,") for word in words or ()])
+def joined_words(words: Iterable[object] | None) -> str:
+    """A list of words as the text of an option, in which a comma of a word is written twice."""
+    return ",".join([str(word).replace(",", ",,") for word in words or ()])
 
 
-def _ranks(ranks: str | Collection[int] | None) -> str:
-    return ranks if isinstance(ranks, str) else ",".join(map(str, ranks or ()))
+def _listed(words: str | Collection[int | str] | None) -> str:
+    return words if isinstance(words, str) else ",".join(map(str, words or ()))
 
 
-def _modules(names: str | Collection[str]) -> str:
-    return names if isinstance(names, str) else ",".join(names)
+def _codes(words: str | Collection[int | str]) -> Sequence[int]:
+    codes: Sequence[int] = _COMMON["restart_on"].read(_listed(words)) if words else ()
+    return codes
 
 
-_AS_TEXT: dict[str, Callable[[Any], str]] = {
+_AS_SAID: dict[str, Callable[[Any], Any]] = {
     "redirects": _streams,
     "tee": _streams,
-    "local_ranks_filter": _ranks,
-    "duplicate_stdout_filters": _words,
-    "duplicate_stderr_filters": _words,
-    "debug": _ranks,
-    "preload": _modules,
+    "local_ranks_filter": _listed,
+    "ranks_filter": _listed,
+    "duplicate_stdout_filters": joined_words,
+    "duplicate_stderr_filters": joined_words,
+    "debug": _listed,
+    "preload": _listed,
+    "restart_on": _codes,
+    "give_up_on": _codes,
+    "wrap": lambda value: (value,) if isinstance(value, str) else tuple(value),
 }
-"""What makes of the value of a field the text that the option has on the command line."""
+"""What makes of the value of a field the value that the option has on the command line."""
 
 
 def _signals(text: str, warnings: list[str] | None = None) -> tuple[int, ...]:
     """The signals in a text. As in torch, other words are skipped; ``warnings`` gets a line for each."""
     # No signal is forwarded here: job control belongs to the program or its terminal.
-    numbers = parse_signals(
-        text,
-        "signals_to_handle",
-        job_control="cannot be taken",
-        warnings=[] if warnings is None else warnings,
-    )
+    skipped = [] if warnings is None else warnings
+    numbers = parse_signals(text, "signals_to_handle", job_control="cannot be taken", warnings=skipped)
     refuse_nameless(numbers, f"signals_to_handle {text!r}")
     return numbers
 

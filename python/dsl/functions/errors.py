@@ -1,30 +1,35 @@
-"""Failed workers as a typed error, with the attributes that users of torch's ``ChildFailedError`` read.
+"""How a job that was launched from Python may end: failed workers as a typed error, and signals.
 
-The names and attributes are those of torch.distributed.elastic.multiprocessing.errors (torch 2.15). We do not
-import torch: unless your program has imported torch's class, name the class of this module in ``except``.
+The error has the names and attributes that users of ``ChildFailedError`` read, the class of
+torch.distributed.elastic.multiprocessing.errors (torch 2.15). We do not import torch: unless your program has
+imported torch's class, name the class of this module in ``except``.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 from dsl.errors import DslError
-from dsl.evidence.error_files import collect, file_data, root_cause
 from dsl.model.outcome import SIGNAL_CODES, AttemptOutcome, own_code
-from dsl.report.summary import (
+from dsl.report.failures import (
     NOT_AVAILABLE,
+    collect,
+    file_data,
     format_summary,
     generic_message,
     iso_time,
+    root_cause,
     seconds_of,
     signal_name,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
     from typing_extensions import Self
 
     from dsl.model.judgement import Failure
@@ -35,10 +40,6 @@ __all__ = ["ChildFailedError", "ProcessFailure"]
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):  # as each import asks for `__path__`
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dsl.functions.torch_names import name_of_torch
-
     return name_of_torch(name, TORCHS_ERRORS, globals())
 
 
@@ -113,10 +114,8 @@ class ChildFailedError(DslError):
     """Workers failed. Unlike other errors, this one has a text of many lines: the failure summary.
 
     ``failures`` has an entry for each rank that failed by itself, ``evidence`` more lines about the root
-    cause. ``exit_code`` is what the command would have returned (G2). Raises ValueError without failures.
-
-    If the program has imported torch's error of this name, this error is also an instance of torch's class.
-    So ``except`` clauses, and torch's ``@record``, which leaves the worker's record, treat both alike.
+    cause. ``exit_code`` is what the command would have returned. If the program has imported torch's error of
+    this name, this error is also an instance of torch's class. Raises ValueError without failures.
     """
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
@@ -140,7 +139,7 @@ class ChildFailedError(DslError):
 
     @classmethod
     def of(cls, name: str, failures: Sequence[Failure], evidence: Sequence[str] = ()) -> ChildFailedError:
-        """The error for the failures that `dsl.evidence.error_files.collect` found."""
+        """The error for the failures that `dsl.report.failures.collect` found."""
         return cls(name, {failure.rank: ProcessFailure(failure) for failure in failures}, evidence)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -194,3 +193,91 @@ def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
         found = attempt.report.evidence
         evidence = [found.known] if root.recorded is not None else [found.known, found.said]
     return ChildFailedError.of(name, failures, [line for line in evidence if line])
+
+
+# Public names of torch's modules that we do not have ourselves come from a copy of torch's module, whose
+# functions call ours where we have them: the module itself may be replaced by ours in `sys.modules`.
+_copies: dict[str, ModuleType] = {}
+
+
+def name_of_torch(name: str, module: str, ours: Mapping[str, Any]) -> Any:
+    """The object of that name in this module of torch; ``ours`` are the names in the module that asks.
+
+    Nothing is imported before somebody asks.
+
+    Raises:
+        AttributeError: there is no such name, or no torch.
+    """
+    where = f"module {ours['__name__']!r} has no attribute {name!r}"
+    if name.startswith("_"):  # as each import asks for `__path__`
+        raise AttributeError(where)
+    try:
+        copy = _copies.get(module) or _copy(module, ours)
+    except ImportError as error:
+        raise AttributeError(f"{where}, and there is no {module}: {error}") from None
+    if name not in vars(copy):
+        raise AttributeError(where)
+    return getattr(copy, name)
+
+
+def _copy(module: str, ours: Mapping[str, Any]) -> ModuleType:
+    from importlib import import_module
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    package = import_module(module.rpartition(".")[0])
+    spec = PathFinder.find_spec(module, package.__path__)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no module {module}")
+    copy = module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    functions: Any = import_module("dsl.functions")
+    for name in vars(copy).keys() & {*functions.__all__, *ours["__all__"]}:
+        setattr(copy, name, ours[name] if name in ours else getattr(functions, name))
+    _copies[module] = copy
+    return copy
+
+
+class SignalException(SystemExit):
+    """A signal asked for the end of the job, and its workers have ended.
+
+    ``sigval`` is the signal. A program that does not catch it ends with 128 + the number of the signal.
+    """
+
+    def __init__(self, sigval: signal.Signals) -> None:
+        super().__init__(128 + sigval)
+        self.sigval = sigval
+
+    def __str__(self) -> str:
+        return f"{self.sigval.name} ended the job"
+
+    def __reduce__(self) -> tuple[type[SignalException], tuple[signal.Signals]]:
+        return type(self), (self.sigval,)
+
+
+class HandledSignals:
+    """While the block runs, these signals raise `SignalException` in the main thread.
+
+    Signals that the program handles or ignores (nohup) are left alone. In other threads, this does nothing.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._taken: list[int] = []
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self._numbers:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._taken.append(number)
+                signal.signal(number, _raise)
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._taken:
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _raise(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SignalException(signal.Signals(number))

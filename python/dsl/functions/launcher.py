@@ -31,13 +31,18 @@ from dsl.functions.call import (
     unguarded,
 )
 from dsl.functions.config import LaunchConfig, to_request, warnings_of
-from dsl.functions.errors import ChildFailedError, ProcessFailure, failure_of
-from dsl.functions.signals import HandledSignals, SignalException
+from dsl.functions.errors import (
+    ChildFailedError,
+    HandledSignals,
+    ProcessFailure,
+    SignalException,
+    failure_of,
+    name_of_torch,
+)
 from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import Notice
 from dsl.model.request import LEVELS, Program
 from dsl.plan.job import plan_job
-from dsl.report.narrator import Narrator
 from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
@@ -48,12 +53,10 @@ if TYPE_CHECKING:
     from dsl.agent.warm import HeldServers
     from dsl.facts import Facts
     from dsl.model.job import NodePlan
-    from dsl.model.judgement import Judgement
-    from dsl.model.nodes import MeetingRefused, PeerFailure
     from dsl.model.outcome import Outcome
     from dsl.model.request import Level, Request
     from dsl.plan.job import JobPlan
-    from dsl.report.narrator import Sink
+    from dsl.report.narrator import Show
 
 
 __all__ = [
@@ -71,10 +74,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):  # as each import asks for `__path__`
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dsl.functions.torch_names import name_of_torch
-
     return name_of_torch(name, "torch.distributed.launcher.api", globals())
 
 
@@ -185,16 +184,17 @@ def run_request(
     call: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
     *,
     held: HeldServers | None = None,
-    sink: Sink | None = None,
+    show: Show | None = None,
     preview: Callable[[NodePlan], bool] | None = None,
     argv: tuple[str, ...] = (),
 ) -> dict[int, Any]:
     """Run this node's part of a job in this process; returns {global rank: result}.
 
     ``call`` is the function for the workers and its arguments; without a call the request's program runs, and
-    the results are None. ``held`` holds the warm servers that the job uses. ``sink`` takes what the user
-    should know (default: the logger ``dsl``). ``preview`` takes the first plan before anything is created; if
-    ``preview`` returns true, nothing is started. ``argv``: what the user has typed.
+    the results are None. ``held`` holds the warm servers that the job uses. ``show`` shows what the user
+    should know; None: the logger ``dsl`` gets it, and the caller gets the verdict as an exception.
+    ``preview`` takes the first plan before anything is created; if it returns true, nothing is started.
+    ``argv``: what the user has typed.
 
     Raises what `launch_agent` raises, and ScriptError for a script that does not exist.
     """
@@ -202,7 +202,7 @@ def run_request(
     if stdin_is_terminal and not request.output.stdin:
         # A worker that reads a terminal is in our process group, and would get Ctrl-C from there and from us.
         request = replace(request, output=replace(request.output, stdin="none"))
-    planned = plan_job(request, facts)
+    planned = plan_job(request, facts, argv)
     if planned.remote is not None:
         raise UnsupportedError(
             "other hosts would have to be reached, which a program cannot do from within: use the command dsl"
@@ -216,33 +216,24 @@ def run_request(
         if request.events is not None:
             from dsl.report.recorder import record_job
 
-            recorder, file = record_job(
-                request.events, planned, argv, facts, lambda text: log("warning", text)
-            )
+            recorder, file = record_job(request.events, planned, facts, lambda text: log("warning", text))
             stack.callback(file.close)
         side = OneNode(source)
-        if planned.job.meeting.way == "port":
-            from dsl.agent.fixed_nodes import FixedNodes
+        if planned.job.meeting.way != "alone":
+            from dsl.agent.several_nodes import nodes_of
 
-            side = fixed = FixedNodes(planned, facts, source, _log_notice)
-            fixed.call()
-            stack.callback(fixed.close)
-            fixed.enter()
-            fixed.join()
-        elif planned.job.meeting.way == "store":
-            from dsl.agent.torch_nodes import TorchNodes
-
-            side = torch = TorchNodes(planned, facts, gives_up=False)
-            stack.callback(torch.close)
-            over = torch.open(source, _log_notice)
+            side = nodes = nodes_of(planned, facts, _log_notice)
+            stack.callback(nodes.close)
+            nodes.open(source)
+            over = nodes.find()
+            if over is None:
+                nodes.enter()
+                over = nodes.join()
             if over is not None:
-                return _without_part(over)
-        side.sink = sink = sink or Logger()
+                return _without_part(*over)
+        side.show, side.has_verdict = show or to_logger, show is not None
         results = Session(
-            source,
             side,
-            notices=lambda plan: (*planned.notices, *source.notices(plan)),
-            tell=lambda plan, notices: _tell(Narrator(plan, sink), notices),
             preview=preview,
             stdin_is_terminal=stdin_is_terminal,
             recorder=recorder,
@@ -254,14 +245,12 @@ def _log_notice(notice: Notice) -> None:
     log(notice.level, notice.text)
 
 
-def _without_part(over: PeerFailure | MeetingRefused) -> dict[int, Any]:
+def _without_part(notice: Notice | None, code: int) -> dict[int, Any]:
     """No results, for a node that stayed a spare until the job ended. RendezvousError if the job failed."""
-    from dsl.report.other_nodes import describe_end
-
-    notice, code = describe_end(over)
+    if notice is not None and not code:
+        log(notice.level, notice.text)
     if code:
-        raise RendezvousError(notice.text)
-    log(notice.level, notice.text)
+        raise RendezvousError("the job is over" if notice is None else notice.text)
     return {}
 
 
@@ -323,9 +312,9 @@ class _Source(Planner):
 
     def results(self, plan: NodePlan) -> dict[int, Any]:
         """What the function returned, by rank; None for a program. Raises ResultError."""
-        call = self._call
+        call, attempt = self._call, plan.meeting.attempt
         return {
-            worker.rank: None if call is None else call.result(plan.attempt, worker.local_rank, worker.rank)
+            worker.rank: None if call is None else call.result(attempt, worker.local_rank, worker.rank)
             for worker in plan.workers
         }
 
@@ -336,42 +325,23 @@ class _Source(Planner):
         super().finish(succeeded=succeeded)
 
 
-def _tell(narrator: Narrator, notices: Sequence[Notice]) -> None:
-    for notice in notices:
-        narrator.note(notice)
-
-
 def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any]:
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
     if outcome.cause is not None:
-        failed = failure_of(plan.name, outcome.last)
+        failed = failure_of(plan.job.program.name, outcome.last)
         raise (unguarded(failed) or failed) from outcome.error
-    if outcome.code and not outcome.lost_output and (side.is_judged or side.has_others):
-        raise outcome.error or RendezvousError(_ended_elsewhere(outcome, side.judged()))
+    if outcome.code and not outcome.lost_output and type(side) is not OneNode:
+        judgement = side.judged()
+        lines = [] if judgement is None else verdict(judgement)
+        text = lines[0] if lines else "the nodes of the job cannot go on without one of them"
+        raise outcome.error or RendezvousError(text)
     return source.results(plan)
 
 
-def _ended_elsewhere(outcome: Outcome, judgement: Judgement | None) -> str:
-    """Why a job is over although no worker failed on this node."""
-    lines = [] if judgement is None else verdict(judgement)
-    if lines:
-        return lines[0]
-    from dsl.model.nodes import PeerFailure
-    from dsl.report.other_nodes import told
-
-    failures = [one for one in outcome.last.news if isinstance(one, PeerFailure)]
-    return told(failures[-1]) if failures else "the nodes of the job cannot go on without one of them"
-
-
-class Logger:
-    """Takes the lines of the narrator for the logger ``dsl``. Callers get the verdict as an exception."""
-
-    has_verdict = False
-
-    def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:  # noqa: ARG002  records have levels
-        """Log one line."""
-        log(level, text)
+def to_logger(_plan: NodePlan, text: str, level: Level, _mark: str) -> None:
+    """Take a line of the narrator for the logger ``dsl``, whose records have levels."""
+    log(level, text)
 
 
 def log(level: str, text: str) -> None:

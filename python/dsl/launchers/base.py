@@ -6,18 +6,18 @@ They share the agent's command, names of hosts, and words that all shells read a
 from __future__ import annotations
 
 from dsl._record import Record
+from dsl.engine import LaunchSpec
 from dsl.errors import HostNameError, UsageError
-from dsl.lists import has_odd_colon
-from dsl.model.job import NodePlan, Route, WorkerPlan
-from dsl.spec import LaunchSpec
+from dsl.model.job import Meeting, NodePlan, Route, WorkerPlan
+from dsl.words import has_odd_colon
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
-    from dsl.model.job import Host, Pairs
-    from dsl.model.remote import Remote
+    from dsl.model.job import Host, Job, Pairs
+    from dsl.plan.remote import Remote
 
     Launcher: TypeAlias = Callable[[Remote, "Agents"], "tuple[Start, ...]"]
 
@@ -77,17 +77,14 @@ class Start(Record):
 
 
 def plan_starts(
+    job: Job,
     starts: Sequence[Start],
     hosts: Sequence[str],
     fds: Sequence[int | None],
     environ: Mapping[str, str],
     *,
     is_shown: bool = False,
-    command: str,
-    name: str,
-    grace_s: float,
     at_once: int | None = None,
-    log_level: str = "warning",
 ) -> NodePlan:
     """The plan of commands that the launching host starts. Reports say ``host NAME`` or ``launcher PROGRAM``.
 
@@ -115,17 +112,12 @@ def plan_starts(
             )
         )
     return NodePlan(
+        job,
+        Meeting(0, 0, (len(workers),), "", 0),
         host="",
-        node_rank=0,
         workers=tuple(workers),
         env=environ,
-        master_addr="",
-        master_port=0,
-        world_size=len(workers),
-        group=LaunchSpec((), on_failure="report", grace_s=grace_s, at_once=at_once),
-        log_level=log_level,
-        command=command,
-        name=name,
+        group=LaunchSpec((), on_failure="report", grace_s=job.signals.grace_s, at_once=at_once),
     )
 
 
@@ -219,27 +211,28 @@ def host_names(agents: Agents, launcher: str, *, also: str = "") -> tuple[str, .
     Raises:
         HostNameError: a name is not allowed.
     """
-    for host in agents.hosts:
-        _check(host.name, launcher, also)
-    return tuple(host.name for host in agents.hosts)
+    return tuple([allowed(host.name, launcher, also) for host in agents.hosts])
 
 
-def _check(name: str, launcher: str, also: str) -> None:
+def allowed(name: str, launcher: str, also: str = "") -> str:
+    """The name of a host that means nothing else to the launcher (`host_names`). Raises HostNameError."""
+    if why := _why_odd(name, also):
+        raise HostNameError(f"host name {name!a} cannot be given to {launcher}: {why}")
+    return name
+
+
+def _why_odd(name: str, also: str) -> str:
     parts = name.split("@")
     odd = next((mark for mark in name if not (mark.isalnum() or mark in "-._" or mark in also)), "")
     user, _, host = bare(name).rpartition("@")
     if any(part.startswith("-") for part in parts):
-        why = "it begins with '-'"
-    elif odd:
+        return "it begins with '-'"
+    if odd:
         means = "means something else to it, give a name without it"
-        why = f"{odd!r} {means}" if odd in "@:" else f"{odd!a} is no part of a name"
-    elif ":" in user or has_odd_colon(host):
-        why = "':' stands in IPv6 addresses alone, and a port has an option of its own"
-    elif not all(parts):
-        why = "a part of it is empty"
-    else:
-        return
-    raise HostNameError(f"host name {name!a} cannot be given to {launcher}: {why}")
+        return f"{odd!r} {means}" if odd in "@:" else f"{odd!a} is no part of a name"
+    if ":" in user or has_odd_colon(host):
+        return "':' stands in IPv6 addresses alone, and a port has an option of its own"
+    return "" if all(parts) else "a part of it is empty"
 
 
 def bare(name: str) -> str:

@@ -1,20 +1,16 @@
-"""``--launcher openmpi``: the mpirun of Open MPI 4 and 5; ``mpich``, ``impi`` and ``mvapich``: that of Hydra.
+"""Launchers that start a task for each rank: the mpiruns of Open MPI 4 and 5 and of Hydra, and Slurm's srun.
 
-The three mpiruns of Hydra differ in details.
+``mpich``, ``impi`` and ``mvapich`` are mpiruns of Hydra, which differ in details.
 """
 
 from __future__ import annotations
 
-from dsl._record import Record
+from collections.abc import Iterable
+
 from dsl.errors import HostNameError
 from dsl.launchers.base import HOST_FILE, Agents, Start, agent_command, host_names, tasks_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dsl.model.job import Pairs
-    from dsl.model.remote import Remote
+from dsl.model.job import Pairs
+from dsl.plan.remote import Remote
 
 
 def openmpi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
@@ -29,12 +25,12 @@ def openmpi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     tasks = tasks_of(remote, agents)
     names = [name.rpartition("@")[2] for name in host_names(agents, "Open MPI's mpirun", also="@")]
     path = f"{agents.folder}/{HOST_FILE}"
-    text = "".join(f"{name}\n" * count for name, count in zip(names, tasks, strict=True))
+    lines = [name for name, count in zip(names, tasks, strict=True) for _ in range(count)]
     exports = [word for name, _ in agents.variables for word in ("-x", name)]
     command = agent_command(remote, agents, place="$OMPI_COMM_WORLD_RANK", tasks=tasks)
     words = (*_options(remote, agents), *remote.args, *exports, *command)
     argv = ("mpirun", "-n", str(sum(tasks)), "-hostfile", path, *words)
-    return (Start(argv=argv, env=agents.variables, files=((path, text),)),)
+    return (Start(argv=argv, env=agents.variables, files=_hosts_file(path, lines)),)
 
 
 def _ssh_args(remote: Remote, agents: Agents) -> str:
@@ -85,35 +81,18 @@ CUDA_SETTING = ("MV2_USE_CUDA", "1")
 RANK = "${PMI_RANK:-$PMIX_RANK}"
 
 
-class _Ranks(Record):
-    """The tasks of a job, as arguments for Hydra."""
+def _ranks(remote: Remote, agents: Agents) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What Hydra needs: number of tasks, that of each host, the hosts, and the command of a task.
 
-    total: str
-    """Number of tasks."""
-    each: str | None
-    """Number of tasks of each host; None: the hosts differ."""
-    names: tuple[str, ...]
-    """The hosts with tasks."""
-    places: tuple[str, ...]
-    """``HOST:COUNT`` of each of these hosts."""
-    command: tuple[str, ...]
-    """The command of a task."""
-
-
-def _ranks(remote: Remote, agents: Agents) -> _Ranks:
-    """Count the tasks."""
+    If the hosts differ in their number of tasks, the second is empty, and the hosts are ``HOST:COUNT``.
+    """
     tasks = tasks_of(remote, agents)
-    named = [
-        pair for pair in zip(host_names(agents, "Hydra's mpirun", also="@"), tasks, strict=True) if pair[1]
-    ]
-    counts = {count for _, count in named}
-    return _Ranks(
-        total=str(sum(tasks)),
-        each=str(counts.pop()) if len(counts) == 1 else None,
-        names=tuple(name for name, _ in named),
-        places=tuple(f"{name}:{count}" for name, count in named),
-        command=agent_command(remote, agents, place=RANK, tasks=tasks),
-    )
+    names = host_names(agents, "Hydra's mpirun", also="@")
+    named = [pair for pair in zip(names, tasks, strict=True) if pair[1]]
+    command = agent_command(remote, agents, place=RANK, tasks=tasks)
+    if len({count for _, count in named}) == 1:
+        return str(sum(tasks)), ("-ppn", str(max(tasks))), tuple([name for name, _ in named]), command
+    return str(sum(tasks)), (), tuple([f"{name}:{count}" for name, count in named]), command
 
 
 def _transport(remote: Remote, agents: Agents, kind: str, more: str) -> Pairs:
@@ -136,37 +115,75 @@ def mpich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     Raises:
         HostNameError: Hydra cannot be given the name of a host.
     """
-    tasks = _ranks(remote, agents)
-    each = ("-ppn", tasks.each) if tasks.each else ()
-    where = ("-hosts", ",".join(tasks.names if tasks.each else tasks.places))
-    argv = ("mpirun", "-n", tasks.total, *each, *remote.args, *where, *tasks.command)
+    total, each, hosts, command = _ranks(remote, agents)
+    argv = ("mpirun", "-n", total, *each, *remote.args, "-hosts", ",".join(hosts), *command)
     env = _transport(remote, agents, "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXTRA_ARGS")
     return (Start(argv=argv, env=env),)
 
 
 def impi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     """Intel MPI: it binds, and reads counts only from a file. Otherwise as `mpich`."""
-    tasks = _ranks(remote, agents)
+    total, each, hosts, command = _ranks(remote, agents)
     path = f"{agents.folder}/{HOST_FILE}"
     pin = () if any(word.partition("=")[0] == PIN for word in remote.args) else ("-genv", PIN, "0")
-    count = ("-n", tasks.total, *tasks.command)
+    where = ("-hosts", ",".join(hosts)) if each else ("-machinefile", path)
+    argv = ("mpirun", *each, *remote.args, *pin, *where, "-n", total, *command)
     env = _transport(remote, agents, "I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
-    if tasks.each:
-        where = ("-hosts", ",".join(tasks.names))
-        return (Start(argv=("mpirun", "-ppn", tasks.each, *remote.args, *pin, *where, *count), env=env),)
-    argv = ("mpirun", *remote.args, *pin, "-machinefile", path, *count)
-    return (Start(argv=argv, env=env, files=((path, "".join(f"{place}\n" for place in tasks.places)),)),)
+    return (Start(argv=argv, env=env, files=() if each else _hosts_file(path, hosts)),)
 
 
 def mvapich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     """MVAPICH2: as `mpich`, with DeepSpeed's settings for its library. The user's own settings are kept."""
-    tasks = _ranks(remote, agents)
+    total, each, hosts, command = _ranks(remote, agents)
     path = f"{agents.folder}/{HOST_FILE}"
-    text = "".join(f"{line}\n" for line in (tasks.names if tasks.each else tasks.places))
-    each = ("-ppn", tasks.each) if tasks.each else ()
     made = dict(agents.environ)
     settings = [*SETTINGS, *([CUDA_SETTING] if agents.is_cuda else [])]
     words = [word for name, value in settings if name not in made for word in ("-env", f"{name}={value}")]
-    argv = ("mpirun", "-np", tasks.total, *each, "--hostfile", path, *remote.args, *words, *tasks.command)
+    argv = ("mpirun", "-np", total, *each, "--hostfile", path, *remote.args, *words, *command)
     env = _transport(remote, agents, "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXTRA_ARGS")
-    return (Start(argv=argv, env=env, files=((path, text),)),)
+    return (Start(argv=argv, env=env, files=_hosts_file(path, hosts)),)
+
+
+def _hosts_file(path: str, lines: Iterable[str]) -> Pairs:
+    return ((path, "".join(f"{line}\n" for line in lines)),)
+
+
+LONGEST_WORD = 100_000
+"""Most characters of a list of nodes in one word of the command line (Linux allows 128 KiB)."""
+
+UNSET = (
+    *("SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_GPUS_PER_TASK"),
+    *("SLURM_TRES_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_BIND"),
+)
+"""Variables of an allocation that contradict our list of nodes, or hide devices of a node from its tasks."""
+
+
+def slurm(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """The command that starts a task for each slot, or for each host.
+
+    srun sorts the nodes, and fills them in its own way. It keeps our order and counts only if the list of
+    nodes has an entry for each task.
+
+    Raises:
+        HostNameError: the name of a host is no valid node name for Slurm.
+    """
+    tasks = tasks_of(remote, agents)
+    names = host_names(agents, "srun")
+    nodes = [name for name, count in zip(names, tasks, strict=True) for _ in range(count)]
+    nodelist, path = ",".join(nodes), f"{agents.folder}/{HOST_FILE}"
+    is_long = len(nodelist) > LONGEST_WORD
+    where = ("--nodelist", path if is_long else nodelist, "--nodes", str(sum(1 for count in tasks if count)))
+    habits = ("--distribution=arbitrary", "--cpu-bind=none", "--kill-on-bad-exit=1", "--wait=0")
+    said = {word.partition("=")[0].replace("_", "-") for word in remote.args}
+    if not remote.devices or said & {"--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gres"}:
+        gpus: tuple[str, ...] = ()
+    elif len(set(remote.devices)) == 1:
+        gpus = ("--gpus-per-node", str(remote.devices[0]))
+    else:  # as they are in the allocation: there are no words for another number on each node
+        gpus = ("--gpus", str(sum(remote.devices)))
+    ours = [word for word in habits if word.partition("=")[0] not in said]
+    export = ",".join(("--export=ALL", *(name for name, _ in agents.variables)))
+    command = agent_command(remote, agents, place="$SLURM_PROCID", tasks=tasks)
+    argv = ("srun", "-n", str(len(nodes)), *remote.args, *where, *gpus, *ours, export, *command)
+    files = _hosts_file(path, nodes) if is_long else ()
+    return (Start(argv=argv, env=agents.variables, unset=UNSET, files=files),)

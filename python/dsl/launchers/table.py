@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.launchers.base import FIRST_PLACE, Agents, Start
-from dsl.launchers.mpirun import impi, mpich, mvapich, openmpi
-from dsl.launchers.pdsh import pdsh
-from dsl.launchers.slurm import slurm
-from dsl.launchers.ssh import ssh
+from dsl.launchers.mpirun import impi, mpich, mvapich, openmpi, slurm
+from dsl.launchers.ssh import pdsh, ssh
 from dsl.machine.network import is_loopback
 
 TYPE_CHECKING = False
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.launchers.base import Launcher
     from dsl.model.job import Host, Job, Pairs
-    from dsl.model.remote import LauncherName, Remote
+    from dsl.plan.remote import LauncherName, Remote
 
 TABLE: dict[LauncherName, Launcher] = {
     "ssh": ssh,
@@ -32,6 +30,9 @@ TABLE: dict[LauncherName, Launcher] = {
 
 BY_SSH = ("ssh", "pdsh")
 """Programs whose exit code and last words are those of an ssh, if they reach one host."""
+
+OF_ALL = ("mpirun", "srun")
+"""Programs whose lines may come from anywhere, even if they reach one host."""
 
 
 def starts_of(

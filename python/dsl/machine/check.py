@@ -5,13 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.errors import (
-    ProgramNotExecutableError,
-    ProgramNotFoundError,
-    ScriptError,
-    ScriptSyntaxError,
-)
-from dsl.lists import quote
+from dsl.errors import ProgramNotExecutableError, ProgramNotFoundError, ScriptError, ScriptSyntaxError
+from dsl.words import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +15,6 @@ if TYPE_CHECKING:
 
     from dsl.model.job import Flavour
     from dsl.model.request import Program
-
 
 NO_PYTHON = "--no-python"
 
@@ -61,7 +55,7 @@ def check_program(
         ProgramNotExecutableError: the program of ``--no_python`` may not be executed, or not be reached.
     """
     if program.kind == "program":
-        _check_executable(program.script, option and flavour.spell(option), environ, folder)
+        check_executable(program.script, option and flavour.spell(option), environ, folder)
     elif program.kind == "script":
         _check_script(program.script, flavour, folder)
     if (environ.get(flavour.interpreter_variable) or sys.executable) != sys.executable:
@@ -74,7 +68,7 @@ def check_program(
 
 def find_executable(name: str, environ: Mapping[str, str], folder: str = "") -> str:
     """The path of an executable program, found by the rules of `execvpe`; empty if there is none."""
-    return next((one for one in _candidates(name, environ, folder) if _is_executable(one)), "")
+    return next(filter(_is_executable, _candidates(name, environ, folder)), "")
 
 
 def is_out_of_reach(path: str) -> bool:
@@ -132,23 +126,19 @@ def _check_text(script: str, flavour: Flavour, folder: str) -> None:
     except OSError:
         return
     kind = _foreign_kind(text)
-    mistake = None
-    if kind != "ELF":
-        if b"\0" in text or len(text) > (LARGEST_SHELL_SCRIPT if kind else LARGEST_SCRIPT):
-            return
-        mistake = _mistake(text, script)
-        if mistake is None:
-            return
+    is_long = b"\0" in text or len(text) > (LARGEST_SHELL_SCRIPT if kind else LARGEST_SCRIPT)
+    mistake = None if kind == "ELF" or is_long else _mistake(text, script)
     if kind == "ELF" and (habit := _habit(os.path.basename(script), flavour)):
         raise ScriptError(f"script {script!r} is no script{habit}")
-    if kind:
+    if kind == "ELF" or (kind and mistake):
         program = script if os.sep in script else f"./{script}"
         marked = "" if os.access(path, os.X_OK) else ", and mark it with chmod +x"
         raise ScriptError(
             f"script {script!r} is {'a program' if kind == 'ELF' else f'for {kind}'}, not Python: "
             f"to run it give {flavour.spell(NO_PYTHON)} {program}{marked}"
         )
-    assert mistake is not None
+    if mistake is None:
+        return
     name = script if script.isprintable() else quote(script)
     where = f"{name}:{mistake.lineno}" if mistake.lineno else name
     line = (mistake.text or "").strip()
@@ -192,31 +182,23 @@ def _check_module(name: str, flavour: Flavour, environ: Mapping[str, str], folde
     """Refuse a module that Python will not find. Nothing is imported for this."""
     if sys.flags.isolated or sys.flags.no_site or sys.flags.no_user_site:
         return  # the workers look in more places
+    more = [os.path.join(folder, path) for path in environ.get("PYTHONPATH", "").split(os.pathsep)]
     try:
-        missing = _missing_module(name, [folder or os.getcwd(), *_python_path(environ, folder), *sys.path])
+        missing = _missing_module(name, [folder or os.getcwd(), *more, *sys.path])
     except Exception:  # noqa: BLE001  a foreign finder, or a finder that needs an imported package
         return
     if not missing:
         return
     whole = "" if missing == name else f" (there is no {missing!r})"
     mend = "check the name and the working directory"
-    closed = [one for one in (os.path.join(folder, *name.split(".")), folder or ".") if _is_closed(one)]
-    if closed:
-        raise ScriptError(
-            f"module {name!r} cannot be read by this user, check the permissions of {closed[0]!r}"
-        )
+    for place in (os.path.join(folder, *name.split(".")), folder or "."):
+        if is_out_of_reach(place) or (os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK)):
+            raise ScriptError(
+                f"module {name!r} cannot be read by this user, check the permissions of {place!r}"
+            )
     if os.path.isfile(os.path.join(folder, name)):
         mend = f"leave out {flavour.spell('--module')} to run the file"
     raise ScriptError(f"module {name!r} does not exist{whole}, {mend}")
-
-
-def _is_closed(folder: str) -> bool:
-    """Whether there is a directory in which this user cannot look for files."""
-    return is_out_of_reach(folder) or (os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK))
-
-
-def _python_path(environ: Mapping[str, str], folder: str) -> list[str]:
-    return [os.path.join(folder, one) for one in environ.get("PYTHONPATH", "").split(os.pathsep)]
 
 
 def _missing_module(name: str, path: Sequence[str]) -> str:
@@ -292,9 +274,15 @@ def _habit(name: str, flavour: Flavour) -> str:
     return f": leave it out, {flavour.command} starts scripts itself" if is_habit else ""
 
 
-def _check_executable(program: str, option: str, environ: Mapping[str, str], folder: str) -> None:
+def check_executable(program: str, option: str, environ: Mapping[str, str], folder: str) -> None:
+    """Refuse a program that cannot be executed. ``option``: that by which the user asked for it.
+
+    Raises:
+        ProgramNotFoundError: it does not exist.
+        ProgramNotExecutableError: it may not be executed, or not be reached.
+    """
     existing = [path for path in _candidates(program, environ, folder) if os.path.exists(path)]
-    if any(_is_executable(path) for path in existing):
+    if any(map(_is_executable, existing)):
         return
     if existing:
         if os.path.isdir(existing[0]):
@@ -318,7 +306,7 @@ def _candidates(program: str, environ: Mapping[str, str], folder: str) -> list[s
     if os.sep in program:
         return [os.path.join(folder, program)]
     path = environ.get("PATH", os.defpath)
-    return [os.path.join(folder, one, program) for one in path.split(os.pathsep)]
+    return [os.path.join(folder, place, program) for place in path.split(os.pathsep)]
 
 
 def _is_executable(path: str) -> bool:

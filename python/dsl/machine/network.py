@@ -28,9 +28,8 @@ def own_addresses() -> tuple[str, ...]:
     Loopback is left out. IPv4 comes before IPv6, then come interfaces of container software, and link-local
     addresses last. Empty if psutil is not installed.
     """
-    return sort_addresses(
-        [(one.name, address) for one in interfaces() if one.is_up for address in one.addresses]
-    )
+    found = [face for face in interfaces() if face.is_up]
+    return sort_addresses([(face.name, address) for face in found for address in face.addresses])
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -48,17 +47,12 @@ def interfaces() -> tuple[Interface, ...]:
         states, entries = psutil.net_if_stats(), psutil.net_if_addrs()
     except OSError:
         return ()
-    return tuple(
-        [
-            Interface(
-                name,
-                states[name].mtu if name in states else 0,
-                name not in states or states[name].isup,
-                tuple([one.address for one in found if one.family in families]),
-            )
-            for name, found in entries.items()
-        ]
-    )
+    found = []
+    for name, entry in entries.items():
+        addresses = tuple([one.address for one in entry if one.family in families])
+        mtu, is_up = (states[name].mtu, states[name].isup) if name in states else (0, True)
+        found.append(Interface(name, mtu, is_up, addresses))
+    return tuple(found)
 
 
 def sort_addresses(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:

@@ -13,15 +13,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0
 """Each program gets this long to print its version."""
 
-QUESTIONS: dict[str, tuple[str, ...]] = {
-    "ssh": ("-V",),
-    "pdsh": ("-V",),
-    "mpirun": ("--version",),
-    "srun": ("--version",),
-    "nvcc": ("--version",),
-}
-"""Arguments that make a program print its version."""
-
+QUESTIONS = {"ssh": "-V", "pdsh": "-V", "mpirun": "--version", "srun": "--version", "nvcc": "--version"}
+"""The argument that makes a program print its version."""
 
 FIND_DEBUGPY = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('debugpy') else 3)"
 LACKS_DEBUGPY = 3
@@ -38,14 +31,15 @@ def find_programs(environ: Mapping[str, str]) -> dict[str, dict[str, str] | None
     from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired, run
 
     found: dict[str, dict[str, str] | None] = {}
-    for name, words in QUESTIONS.items():
+    for name, word in QUESTIONS.items():
         path = which(name, path=environ.get("PATH", os.defpath))
         if path is None:
             found[name] = None
             continue
         try:
-            command = [path, *words]
-            answer = run(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=DEADLINE_S, check=False)
+            answer = run(
+                [path, word], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=DEADLINE_S, check=False
+            )
             said = answer.stdout.decode(errors="replace")
         except (OSError, TimeoutExpired):
             said = ""
@@ -62,12 +56,8 @@ def read_version(name: str, said: str) -> tuple[str, str]:
     """
     import re
 
-    pattern = r"(\d+(?:\.\d+)+[\w.]*)"
-    kind = ""
-    text = said
-    if name == "ssh":
-        match = re.search(r"OpenSSH_([\w.]+)", said)
-        return "", match[1] if match else ""
+    pattern = r"OpenSSH_([\w.]+)" if name == "ssh" else r"(\d+(?:\.\d+)+[\w.]*)"
+    kind, text = "", said
     if name == "nvcc":
         text = said.partition("release")[2]
     if name == "mpirun":
@@ -141,15 +131,10 @@ def check_debugger(interpreter: str, environ: Mapping[str, str]) -> None:
     import subprocess
 
     quiet = subprocess.DEVNULL
+    words = [interpreter, "-c", FIND_DEBUGPY]
     try:
         result = subprocess.run(
-            [interpreter, "-c", FIND_DEBUGPY],
-            env=dict(environ),
-            stdin=quiet,
-            stdout=quiet,
-            stderr=quiet,
-            timeout=DEBUGPY_S,
-            check=False,
+            words, env=dict(environ), stdin=quiet, stdout=quiet, stderr=quiet, timeout=DEBUGPY_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dsl._record import fields, scope
 from dsl.errors import JobFormatError
-from dsl.printable import printable
+from dsl.words import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,6 +26,11 @@ class Symptom(Record):
     text: Shown
     """One line: what, where and how to mend it, without the name of the host."""
 
+    @property
+    def line(self) -> str:
+        """The text with the name of the check behind."""
+        return f"{self.text} [{self.check}]"
+
 
 class Directory(Record):
     """A directory that the job writes to."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dsl._record import Record
+from dsl.engine import LaunchSpec
 from dsl.errors import OptionError
 from dsl.model.request import (
+    NO_POLICY,
     Count,
     DebugRequest,
     HangAction,
     Level,
     OutputRequest,
     PlacementRequest,
+    Policy,
     Port,
     Program,
     Seconds,
@@ -18,7 +21,6 @@ from dsl.model.request import (
     SignalRequest,
     StartRequest,
 )
-from dsl.spec import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
-    SignalMeaning: TypeAlias = Literal["stop", "forward", "preempt"]
     LineFile: TypeAlias = tuple[Literal[1, 2], str, tuple[str, ...]]
 
 
@@ -135,6 +136,8 @@ class MeetingPoint(Record):
     """With a backend: the least nodes that the job runs with; `Job.node_count` are the most."""
     local_address: str = ""
     """Address by which other nodes reach this node; empty: its name."""
+    spares: Count = 0
+    """Nodes beyond `Job.node_count` that wait to take the places of others."""
 
     @property
     def way(self) -> Literal["alone", "port", "store"]:
@@ -176,6 +179,10 @@ class Job(Record):
     """What the visible-devices variable holds instead of slots: names of devices, or nothing at all."""
     env: Pairs = ()
     max_restarts: int = 0
+    policy: Policy = NO_POLICY
+    gives_up: bool = False
+    """The job ends if attempts fail over and over in their first seconds: the user has set no limit. Only for
+    jobs that can go on without some of their nodes."""
     signals: SignalRequest = SignalRequest()
     output: OutputRequest = OutputRequest()
     placement: PlacementRequest = PlacementRequest()
@@ -321,7 +328,7 @@ class ForkServer(Record):
 
 
 class WorkerPlan(Record):
-    """One worker: what to execute and how. A field without documentation is that of `dsl.spec.WorkerSpec`."""
+    """One worker: what to execute and how. A field without documentation is that of `WorkerSpec`."""
 
     rank: int
     """Global rank, or index among the supervised programs."""
@@ -357,6 +364,13 @@ class WorkerPlan(Record):
     fork_entry: int = 0
     debug_port: int | None = None
     """Port where a debugger attaches to it; None: it runs without a debugger."""
+    wrap: tuple[str, ...] = ()
+    """Words before ``argv``: another command that executes it; empty: it is executed itself."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words that are executed."""
+        return (*self.wrap, *self.argv)
 
     @property
     def label(self) -> Label:
@@ -370,25 +384,18 @@ class WorkerPlan(Record):
 
 
 class NodePlan(Record):
-    """Everything one node starts, with no decision left.
+    """Everything one node starts, with no decision left."""
 
-    A field without documentation has the meaning of the field of `dsl.model.request.Request` or its parts.
-    """
-
+    job: Job
+    """What the job has decided. Its hosts are none of ours in the plan of programs that reach hosts."""
+    meeting: Meeting
+    """The round that it is for."""
     host: str
     """Name of the node in reports."""
-    node_rank: int
-    """Its place in the job."""
     workers: tuple[WorkerPlan, ...]
     """What to start, by local rank."""
     env: Mapping[str, str]
     """The environment that all workers share, without each worker's own variables."""
-    master_addr: str
-    """Where rank 0 listens."""
-    master_port: int
-    """Port there."""
-    world_size: int
-    """Number of workers over all nodes."""
     group: LaunchSpec = LaunchSpec(())
     """How the engine starts, shows and ends them; `dsl.agent.planner.launch_spec` adds the workers."""
     pid_file: str | None = None
@@ -397,33 +404,21 @@ class NodePlan(Record):
     """Directory that is made if it is missing."""
     run_dirs: tuple[str, ...] = ()
     """Directories to make for this attempt, outermost first; all new, but for the run's own in a restart."""
-    log_level: str = "info"
     notices: tuple[Notice, ...] = ()
     """What the user should know before the workers start."""
-    command: str = "dsl"
-    """Name that messages start with."""
-    name: str = ""
-    """What the workers run, in reports."""
-    attempt: int = 0
-    """How often the group was started before."""
     handed_file: str | None = None
     """File where the process that started us looks for the record of the root cause; None: no such file."""
     timer_file: str | None = None
     """FIFO by which workers take timers; None: they take none."""
-    signals: Mapping[int, SignalMeaning] | None = None
-    """What a signal to the job means; None: the engine's usual table."""
-    preempt_signal: int | None = None
-    preempt_grace_s: float | None = None
-    stacks_on_failure: bool = False
-    hang_timeout_s: float | None = None
-    """None: this agent does not watch."""
-    hang_action: HangAction = "report"
-    metrics: str | None = None
-    """Shown only if the command of this agent is the one that the user typed."""
     is_conducted: bool = False
     """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()
     """Processes that fork workers. An attempt uses servers that already run, if they equal these."""
+
+    @property
+    def command(self) -> str:
+        """Name that messages start with."""
+        return self.job.flavour.command
 
     @property
     def has_log_files(self) -> bool:

@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Annotated, Literal, TypeAlias
 
-
 # Text, as in `dsl.model.request`.
 FailureCode: TypeAlias = "Annotated[int, 1, 255]"
 
@@ -167,6 +166,9 @@ class Report(Record):
     """When the first of its workers ended, on the clock of its host; 0: none has."""
     stacks: tuple[RankStacks, ...] = ()
     """What its workers executed when one of the job had failed, as far as they ran then."""
+    is_silent: bool = False
+    """With a policy of restarts: no worker had any output before it was stopped or failed. What Python shows
+    of an exception is none."""
     absence: Absence | None = None
     """The member did not report: the head has made this record, and knows only this."""
 
@@ -216,8 +218,12 @@ class Judgement(Record):
     or it hung. Empty: for another reason."""
     stacks: tuple[NodeStacks, ...] = ()
     """What the other workers executed when one had failed, of `MOST_STACKS` workers at most."""
+    not_tried: Shown = ""
+    """Why the policy of restarts forbids another attempt, as a clause; empty: it does not."""
     quitter: Shown = ""
     """The member that stopped its workers for a reason of its own, without a failure."""
+    replaced: tuple[Shown, ...] = ()
+    """Lines about members whose places others had taken before."""
 
 
 class ErrorRecord(Record):

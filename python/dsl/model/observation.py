@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing import Annotated, Any, Literal, TypeAlias
 
 # Text, as in `dsl.model.request`.
-Sight: TypeAlias = "Literal['status', 'stacks', 'native', 'pulse']"
+Sight: TypeAlias = "Literal['status', 'stacks', 'native', 'pulse', 'samples']"
+SampleTime: TypeAlias = "Annotated[int, 0, 60]"
 Percent: TypeAlias = "Annotated[int, -1, 100]"
 Share: TypeAlias = "Annotated[float, 0, 1_000_000]"
 
@@ -70,10 +71,13 @@ class Look(Record):
     number: Count
     what: Sight = "status"
     """``status``: figures of the kernel; ``stacks``: what the threads execute; ``native``: C frames, too;
-    ``pulse``: counters that stand still in a rank that makes no progress."""
+    ``pulse``: counters that stand still in a rank that makes no progress; ``samples``: in which stacks the
+    workers spend the next seconds."""
 
     with_logs: bool = False
     """`RankStatus` has the paths of log files, too."""
+    for_s: SampleTime = 0
+    """How long ``samples`` are taken, in seconds."""
 
 
 class SignalRank(Record):
@@ -135,6 +139,8 @@ class RankStatus(Record):
     """Memory that it uses of its GPU; where the driver names no processes, all that is used; 0: none."""
     log: Shown = ""
     """Path of its log file on its host; empty: it has none, or nobody has asked."""
+    wait_percent: Percent = -1
+    """Part of its time that it waited for other ranks when it was last sampled; -1: it was not."""
 
 
 class NodeStatus(Record):
@@ -195,6 +201,32 @@ class ThreadStack(Record):
     """By its source it executes a loop that does nothing, such as ``while True: pass``."""
 
 
+class StackSample(Record):
+    """A stack in which a worker was seen."""
+
+    frames: tuple[Frame, ...]
+    """Innermost first; empty: one of many rare stacks."""
+    count: Count
+    """How often it was seen."""
+    call: Shown = ""
+    """A function without a frame that its innermost line calls, and which waits: ``wait``, ``item``."""
+    is_child: bool = False
+    """It is a stack of a descendant."""
+
+
+class Sampled(Record):
+    """How the main threads of a worker and its descendants spent some seconds."""
+
+    samples: tuple[StackSample, ...]
+    """The most frequent first."""
+    sleeps: Share = 0.0
+    """Part of the time in which the worker's main thread neither ran nor wanted to."""
+    delayed: Share = 0.0
+    """Part of the time in which this thread wanted to run, and had no CPU."""
+    has_gpu: bool = False
+    """The worker has a GPU open."""
+
+
 class RankStacks(Record):
     """What one worker executes."""
 
@@ -223,6 +255,8 @@ class RankStacks(Record):
     """Name of that process group; empty: unknown."""
     problem: Shown = ""
     """Why its Python stack is unknown, in a clause; empty: it is known."""
+    sampled: Sampled | None = None
+    """How it spent its time; None: nobody has asked."""
 
 
 class NodeStacks(Record):

@@ -1,21 +1,12 @@
 """The options of both commands as data: the columns of the table, and the rows that both commands share.
 
 `dsl.cli.options_deepspeed` and `dsl.cli.options_torch` have the other rows. Every launch imports the table,
-so it needs only records. `dsl.cli.reader` and `dsl.cli.parser` read it; `request_of` fills a request by it.
+so it needs only records. `dsl.cli.command` and `dsl.cli.parser` read it; `request_of` fills a request by it.
 """
 
 from __future__ import annotations
 
 from dsl._record import Record, kept
-from dsl.lists import (
-    LAST_PORT,
-    MOST_DIGITS,
-    MOST_SECONDS,
-    parse_integer,
-    parse_seconds,
-    parse_size,
-    quote,
-)
 from dsl.model.request import (
     DEFAULT_DEBUG_ADDRESS,
     DEFAULT_DEBUG_PORT,
@@ -23,6 +14,15 @@ from dsl.model.request import (
     DEFAULT_PARTIAL_S,
     LEAST_HANG_S,
     Request,
+)
+from dsl.words import (
+    LAST_PORT,
+    MOST_DIGITS,
+    MOST_SECONDS,
+    parse_integer,
+    parse_seconds,
+    parse_size,
+    quote,
 )
 
 TYPE_CHECKING = False
@@ -59,17 +59,15 @@ class BadValueError(Exception):
 
 
 class Option(Record):
-    """One option of a command line."""
+    """One option of a command line: a row of the table."""
 
     origin: Origin
     """The tool that the option comes from.
 
     A command accepts abbreviations only of options from the tool that it replaces.
     """
-    names: tuple[str, ...]
-    """All spellings."""
-    dest: str
-    """Name of its value."""
+    spelled: str
+    """Its spellings, between blanks. `names` adds their sisters."""
     metavar: str
     """What the value is; empty: one of the choices, or the option is a flag.
 
@@ -78,19 +76,17 @@ class Option(Record):
     """
     help: str
     """Its text in the help, one line."""
-    is_flag: bool
-    """The option takes no value: it is True if it is given."""
-    default: Any
+    default: Any = None
     """The value if the option is not given."""
-    read: Callable[[str], Any]
+    read: Callable[[str], Any] = str
     """Makes a value of a word. Raises `BadValueError`."""
-    choices: tuple[str, ...] | None
+    choices: tuple[str, ...] | None = None
     """The allowed values; None: any."""
-    own_names: tuple[str, ...]
+    own_names: tuple[str, ...] = ()
     """Spellings that ``origin`` does not have, which are never shortened."""
-    given: str
+    given: str = ""
     """Name of a second value: whether the option was given. Empty: there is no such value."""
-    is_slip: bool
+    is_slip: bool = False
     """Scripts rarely have this option: if it comes after the script, it was most likely meant for dsl."""
     bare: str | None = None
     """The value if the user writes none; a written value must then follow ``=``. None: it needs a value."""
@@ -102,6 +98,31 @@ class Option(Record):
     """Makes what the field gets of the value; None: the field gets the value."""
     bounds: tuple[float, float] | None = None
     """The least and the most that the number in a `LaunchConfig` may be."""
+    is_flag: bool = False
+    """The option takes no value: it is True if it is given."""
+    repeats: bool = False
+    """The option may be given several times: its value is a tuple of all that were given."""
+
+    @kept
+    def names(self) -> tuple[str, ...]:
+        """Its spellings, then the other one of each long one: underscores for dashes, or the reverse."""
+        words = self.spelled.split()
+        for word in self.spelled.split():
+            if word[:2] == "--":
+                sister = dashed(word) if "_" in word else f"--{word[2:].replace('-', '_')}"
+                if sister not in words:
+                    words.append(sister)
+        return tuple(words)
+
+    @kept
+    def dest(self) -> str:
+        """Name of its value."""
+        return next(word[2:].replace("-", "_") for word in self.spelled.split() if word[:2] == "--")
+
+    def taken(self, text: str, before: tuple[Any, ...] = ()) -> Any:
+        """The value with one more word; ``before``: what it was, if it repeats. Raises `BadValueError`."""
+        value = self.value_of(text)
+        return (*before, value) if self.repeats else value
 
     def value_of(self, text: str) -> Any:
         """The value of a word, which is one of the choices if there are any. Raises `BadValueError`."""
@@ -134,12 +155,7 @@ class CommandLine(Record):
     @kept
     def options(self) -> tuple[Option, ...]:
         """All options, in the order of the help."""
-        return tuple([one for group in self.groups.values() for one in group])
-
-    @property
-    def slips(self) -> tuple[str, ...]:
-        """Long spellings of the options that are most likely a mistake after the script."""
-        return tuple([name for one in self.options if one.is_slip for name in one.names if name[:2] == "--"])
+        return tuple([option for group in self.groups.values() for option in group])
 
 
 def request_of(
@@ -185,55 +201,9 @@ def switch(text: str) -> bool:
     return bool(number)
 
 
-def flag(origin: Origin, names: str, text: str, *, is_slip: bool = False, into: str = "") -> Option:
-    """An option without a value. ``names``: spellings, between blanks. ``text``: its line of the help."""
-    words = _spellings(names)
-    # By position, which is faster: a launch makes dozens of options.
-    return Option(
-        origin, words, _dest(words), "", text, True, False, switch, None, (), "", is_slip, None, False, into,
-        None, None,
-    )  # fmt: skip
-
-
-def value(
-    origin: Origin,
-    names: str,
-    metavar: str,
-    text: str,
-    default: Any = None,
-    *,
-    read: Callable[[str], Any] = str,
-    choices: tuple[str, ...] | None = None,
-    own_names: tuple[str, ...] = (),
-    given: str = "",
-    is_slip: bool = False,
-    bare: str | None = None,
-    is_text: bool = False,
-    into: str = "",
-    make: Callable[[Any], Any] | None = None,
-    bounds: tuple[float, float] | None = None,
-) -> Option:
-    """An option with a value. ``names``: spellings, separated by blanks. ``text``: its line of the help."""
-    words = _spellings(names)
-    return Option(
-        origin, words, _dest(words), metavar, text, False, default, read, choices, own_names, given, is_slip,
-        bare, is_text, into, make, bounds,
-    )  # fmt: skip
-
-
-def _spellings(names: str) -> tuple[str, ...]:
-    """The names, then the other spelling of each long one: underscores for dashes, or the reverse."""
-    words = names.split()
-    for word in names.split():
-        if word[:2] == "--":
-            sister = dashed(word) if "_" in word else f"--{word[2:].replace('-', '_')}"
-            if sister not in words:
-                words.append(sister)
-    return tuple(words)
-
-
-def _dest(names: tuple[str, ...]) -> str:
-    return next(name[2:].replace("-", "_") for name in names if name[:2] == "--")
+def flag(origin: Origin, spelled: str, text: str, *, is_slip: bool = False, into: str = "") -> Option:
+    """An option without a value. ``text``: its line of the help."""
+    return Option(origin, spelled, "", text, False, switch, is_slip=is_slip, into=into, is_flag=True)
 
 
 def integer(text: str) -> int:
@@ -296,6 +266,22 @@ def filled(expected: str) -> Callable[[str], str]:
     return read
 
 
+def variable(text: str) -> str:
+    """The name of a variable, a pattern for names, or NAME=VALUE."""
+    if not text.partition("=")[0].strip() or "\0" in text:
+        raise BadValueError(f"expected NAME, NAME=VALUE or a pattern such as 'WANDB_*', not {quote(text)}")
+    return text
+
+
+def _codes(text: str) -> tuple[int, ...]:
+    """The exit codes of failures."""
+    from dsl.model.codes import parse_codes
+
+    if (codes := parse_codes(text)) is None:
+        raise BadValueError(f"expected a list such as 1,3-5,signal,SIGKILL, or any: {quote(text)}")
+    return codes
+
+
 def _not_numa(text: str) -> str:
     """A text that does not ask for what there was before."""
     if text == "numa":
@@ -318,111 +304,142 @@ def names(text: str) -> tuple[str, ...]:
     return tuple([name.strip() for name in text.split(",")])
 
 
-_STREAMS = filled("0, 1, 2 or 3, or a list such as 0:1,12:3")
+_STREAMS = filled("0, 1, 2 or 3, or a list such as 0:1,rank12:3")
 
 COMMON = {
     "ending": (
-        value(
+        Option(
             TORCHRUN, "--grace --shutdown-timeout", "SECONDS",
             "time between asking the workers to stop and killing them", DEFAULT_GRACE_S, read=seconds,
             own_names=("--grace",), into="signals.grace_s", bounds=SECONDS,
         ),
-        value(
+        Option(
             OURS, "--preempt-signal", "SIGNAL",
             "signal by which a scheduler announces the end: passed on, for a checkpoint",
         ),
-        value(
+        Option(
             OURS, "--preempt-grace", "SECONDS", "time for that checkpoint (default: --grace)", read=seconds,
             into="signals.preempt_grace_s",
         ),
-        value(
+        Option(
             OURS, "--signal-scope", "",
             "who hears signals: the worker, then its helpers; or at once its process group "
             "(default: rank, and group for programs)",
             choices=("rank", "group"), into="signals.scope",
         ),
+        Option(
+            OURS, "--restart-on", "CODES|signal|any",
+            "failures after which workers are started again, such as 1,3-5,SIGKILL (default: any)",
+            read=_codes, into="policy.restart_on",
+        ),
+        Option(
+            OURS, "--give-up-on", "CODES|signal",
+            "failures after which the job ends at once, whatever restarts are left",
+            read=_codes, into="policy.give_up_on",
+        ),
     ),
     "starting workers": (
-        value(
+        Option(
+            OURS, "-x --env", "NAME[=VALUE]",
+            "a variable for the workers of all hosts; NAME: as it is here; 'NAME_*': all that match; "
+            "may be given several times",
+            (), read=variable, into="variables", repeats=True,
+        ),
+        Option(
             TORCHRUN, "--start-method", "",
             "how workers get their imports; forkserver: import once, then fork the workers; "
             "warm: keep that for the next start; auto: where that pays; the others: execute each",
             "spawn", choices=("spawn", "fork", "forkserver", "warm", "auto"), into="start.method",
         ),
-        value(
+        Option(
             OURS, "--preload", "MODULE,...",
             "what a fork server imports (default: what the script imports and is installed)", "",
             into="start.preload", make=names,
         ),
-        value(
+        Option(
             OURS, "--warm-for", "SECONDS",
             "how long a warm fork server stays after its last job (default: 600)", read=seconds,
             into="start.warm_for_s", bounds=SECONDS,
         ),
-        value(
+        Option(
             OURS, "--warm-memory", "SIZE",
             "end idle warm fork servers if all together use more memory (default: 8G)", read=byte_size,
             into="start.warm_memory", bounds=(1, LARGEST_LOG),
         ),
-        value(
+        Option(
+            OURS, "--wrap", "RANKS:COMMAND",
+            "put a command before those of some global ranks: '0,8-15:nsys profile'; may be repeated", (),
+            into="start.wraps", repeats=True,
+        ),
+        Option(
             OURS, "--fork-server-per", "", "has no effect: all workers of a node share a fork server",
             "node", read=_not_numa, choices=("node",),
         ),
     ),
     "output": (
-        value(
+        Option(
             TORCHRUN, "--log-dir", "DIR",
             "keep each worker's output in files; these lie in a new directory in DIR; dslrun: with -r or -t",
             into="output.log_dir", make=text_or_none,
         ),
-        value(
+        Option(
             TORCHRUN, "-r --redirects", "MAP",
-            "streams that go to files only: 0-3, or 0:1,2:3", read=_STREAMS, into="output.redirects",
+            "streams that go to files only: 0-3, or a list of local and global ranks: 0:1,rank12:3",
+            read=_STREAMS, into="output.redirects",
         ),
-        value(
+        Option(
             TORCHRUN, "-t --tee", "MAP", "streams that go to files and to the console", read=_STREAMS,
             into="output.tee",
         ),
-        value(
+        Option(
             TORCHRUN, "--local-ranks-filter", "RANKS", "local ranks that the console shows, such as 0,2", "",
             into="output.local_ranks",
         ),
-        value(
+        Option(
+            OURS, "--ranks-filter", "RANKS",
+            "global ranks that the console shows, such as 0,8-15", "", into="output.global_ranks",
+        ),
+        Option(
             TORCHRUN, "--duplicate-stdout-filters", "WORDS",
             "copy lines of stdout that hold one of these words to filtered_stdout.log", "", is_text=True,
             into="output.stdout_words",
         ),
-        value(
+        Option(
             TORCHRUN, "--duplicate-stderr-filters", "WORDS",
             "copy lines of stderr that hold one of these words to filtered_stderr.log", "", is_text=True,
             into="output.stderr_words",
         ),
-        value(
+        Option(
             OURS, "--tag-output", "",
             "put the rank before each line; auto: on a terminal, if there are several workers", "auto",
             choices=("auto", "always", "never"), into="output.tag",
+        ),
+        Option(
+            TORCHRUN, "--log-line-prefix-template", "TEXT",
+            "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${host}, ${time}", "",
+            is_text=True, into="output.template",
         ),
         flag(
             OURS, "--collapse", "show equal lines of several workers once, with a count",
             into="output.collapse",
         ),
-        value(
+        Option(
             OURS, "--partial-after", "SECONDS|never",
             "show an unfinished line after so long without more of it, where there is no terminal",
             DEFAULT_PARTIAL_S, read=seconds_or_never, into="output.partial_after_s", bounds=SECONDS,
         ),
-        value(
+        Option(
             OURS, "--stdin", "RANK|none",
             "the worker that reads stdin (default: the first on this node)", "", into="output.stdin",
         ),
-        value(
+        Option(
             OURS, "--log-max-size", "SIZE",
             "keep the first and the last part of each log file, SIZE in all, such as 100M", read=byte_size,
             into="output.max_bytes",
         ),
     ),
     "cores and memory": (
-        value(
+        Option(
             OURS, "--bind", "",
             "bind each worker to cores of its own; auto: beside its device if it has one", "none",
             choices=("auto", "none"), into="placement.bind",
@@ -431,25 +448,28 @@ COMMON = {
             OURS, "--bind-strict", "with --bind auto: refuse rather than let workers share",
             into="placement.strict",
         ),
-        value(
+        Option(
             OURS, "--mem-policy", "",
             "memory policy of workers that are bound, on the NUMA nodes of their cores",
             choices=("preferred", "bind", "interleave", "local", "none"), into="placement.memory",
         ),
-        flag(OURS, "--report-bindings", "show each worker's device, cores and memory on stderr"),
+        flag(
+            OURS, "--report-bindings", "show each worker's device, cores and memory on stderr",
+            into="show.bindings",
+        ),
     ),
     "debugging": (
-        value(
+        Option(
             OURS, "--debug", "RANKS",
             "run these workers under debugpy, such as --debug=1 or --debug=0,2-3; without a value all",
             read=filled("ranks such as 1 or 0,2-3, or all"), bare="all", into="debug.ranks",
         ),
-        value(
+        Option(
             OURS, "--debug-port", "PORT",
             "port of each node's first worker; the others follow", DEFAULT_DEBUG_PORT, read=integer,
             into="debug.port", bounds=PORTS,
         ),
-        value(
+        Option(
             OURS, "--debug-address", "ADDRESS", "address where they listen", DEFAULT_DEBUG_ADDRESS,
             into="debug.address",
         ),
@@ -466,21 +486,21 @@ COMMON = {
             "when a rank fails, report what the other ranks do before they are stopped, 3 s later at most",
             into="stacks_on_failure",
         ),
-        value(
+        Option(
             OURS, "--hang-timeout", "SECONDS",
             "the job hangs if no rank makes progress for so long: name the ranks that differ",
             read=hang_seconds, into="hang_timeout_s", bounds=(LEAST_HANG_S, MOST_SECONDS),
         ),
-        value(
+        Option(
             OURS, "--hang-action", "",
             "what follows: the job goes on, is stopped, or its odd ranks are ended as if they had failed",
             "report", choices=("report", "stop", "restart"), into="hang_action",
         ),
-        value(
+        Option(
             OURS, "--events", "FILE", "append what happens to the job to FILE, as lines of JSON",
             into="events",
         ),
-        value(
+        Option(
             OURS, "--metrics", "[HOST:]PORT|FILE",
             "figures of the job for Prometheus: at http://HOST:PORT/metrics (HOST: 127.0.0.1), or in FILE",
             into="metrics",
@@ -492,9 +512,21 @@ COMMON = {
             "refuse every fallback; these are options without effect, hosts or devices that are not there",
             into="is_strict",
         ),
-        flag(OURS, "--doctor", "look for what would go wrong on the hosts of the job, and start nothing"),
-        flag(OURS, "--dry-run", "show what would be started, and start nothing"),
-        flag(OURS, "--dry-run-json", "the same as one JSON object"),
+        flag(
+            OURS, "--doctor", "look for what would go wrong on the hosts of the job, and start nothing",
+            into="show.doctor",
+        ),
+        flag(
+            OURS, "--ring", "with --doctor: measure all_reduce and the links between the hosts, with torch",
+            into="show.ring",
+        ),
+        flag(
+            OURS, "--doctor-first",
+            "look for it on each host before the first attempt; an error of the doctor ends the job",
+            into="show.doctor_first",
+        ),
+        flag(OURS, "--dry-run", "show what would be started, and start nothing", into="show.dry_run"),
+        flag(OURS, "--dry-run-json", "the same as one JSON object", into="show.dry_run_json"),
     ),
 }  # fmt: skip
 """Options of dsl and torchrun that both commands have."""

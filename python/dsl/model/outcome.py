@@ -30,6 +30,9 @@ SIGKILL = 9
 SIGNAL_CODES = 128
 """Exit codes above this one stand for signals."""
 
+END_ACTIONS = ("stop", "ignore", "preempt")
+"""Values of `dsl.SignalReceived.action` that end the job. ``ignore``: its workers were ending already."""
+
 
 def own_code(status: int, *, is_stopped: bool) -> int:
     """The exit code that stands for a failed worker (G2).
@@ -56,6 +59,11 @@ def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) ->
     if failed:
         return failed[0]
     return 1 if ended.survivors else 0
+
+
+def signal_code(signum: int, preempt_signal: int | None) -> int:
+    """The exit code of a job that a signal ends while no worker runs (G2)."""
+    return REQUEUE_CODE if signum == preempt_signal else SIGNAL_CODES + signum
 
 
 class TimerExpired(Record):
@@ -100,10 +108,6 @@ class EndHung(Record):
     """The hang in one clause."""
 
 
-class PatienceOver(Record):
-    """A wait that a decision asked for is over."""
-
-
 class AttemptOutcome(Record):
     """How one attempt ended."""
 
@@ -129,6 +133,10 @@ class AttemptOutcome(Record):
     """In order: signals, the loss of the guard, and all events of channels but timers, during the attempt."""
     stacks: tuple[RankStacks, ...] = ()
     """What the other workers executed when one had failed, with ``--stacks-on-failure``."""
+    spoke_ns: int = 0
+    """With a policy of restarts: CLOCK_REALTIME of the first output; 0: there was none before the stop."""
+    not_tried: str = ""
+    """Why the policy of restarts forbids another attempt, as a clause; empty: it does not."""
     report: Report | None = None
     """The facts for a judgement; None: no worker failed, no signal came, and nothing is left."""
 
@@ -163,7 +171,7 @@ class AttemptOutcome(Record):
     @property
     def is_preempted(self) -> bool:
         """The scheduler had announced the end, and no worker failed before."""
-        return self.ended.stop_signal is not None and self.ended.stop_signal == self.plan.preempt_signal
+        return self.ended.stop_signal is not None and self.ended.stop_signal == self.plan.job.signals.preempt
 
     @property
     def cause_timer(self) -> TimerExpired | None:
@@ -189,38 +197,6 @@ class AttemptOutcome(Record):
         return None if self.cause is None else self.plan.workers[self.cause.worker].label
 
 
-class Tried(Record):
-    """Attempts in a row that ended alike, in short."""
-
-    duration_s: float
-    """Seconds from the first start to the end, for the longest of these attempts."""
-    cause: str = ""
-    """How they failed, in words that are equal for equal failures; empty: no worker failed."""
-    count: int = 1
-    """Number of these attempts."""
-
-
-class Membership(Record):
-    """How many nodes take part in the job at this moment."""
-
-    node_count: Count
-    """Nodes of the present round that are left."""
-    waiting: Count = 0
-    """Nodes that wait for the next round."""
-    is_closed: bool = False
-    """No round can follow: the nodes have agreed that the job is over."""
-
-
-class MembershipChanged(Record):
-    """A node has left, or waits to join: an event of the rendezvous."""
-
-    membership: Membership
-    left: tuple[Shown, ...] = ()
-    """Names of the nodes that have left, by themselves or by falling silent; some may have the same name."""
-    has_dropped_us: bool = False
-    """The other nodes count this node among those that have left."""
-
-
 class Decision(Record):
     """What the agent does next."""
 
@@ -235,11 +211,11 @@ class Decision(Record):
     """Stop: seconds until SIGKILL; None: those of the plan."""
     attempt: int = 0
     """Start: the number of the attempt."""
-    restarts: int = 0
-    """Start: how many restarts were counted, with this one if it counts."""
     why: str = ""
     """End: why the group could not be started again, if it should have been. Stop: the failure elsewhere that
     is the reason."""
+    not_tried: str = ""
+    """End: see `AttemptOutcome.not_tried`."""
     told: object = None
     """Start and go on: an event for the listeners; None: they need none."""
 
@@ -265,11 +241,8 @@ class Awaiting(Record):
 
     last: AttemptOutcome
     """The attempt."""
-    what: Literal["word", "meeting", "end", "loss", "goodbye"] = "word"
-    """The ``word`` of the conductor. Where torch's rendezvous decides: another ``meeting``, the ``end`` of
-    the other nodes, their ``loss``, or the ``goodbye`` before this node ends."""
-    within_s: float = 0.0
-    """Meeting: seconds to wait first. Loss and goodbye: seconds to wait at most."""
+    what: Literal["word", "meeting", "end"] = "word"
+    """The ``word`` of the conductor, another ``meeting``, or the ``end`` of the other nodes."""
 
 
 class Pausing(Record):
@@ -283,8 +256,6 @@ class Restarting(Record):
     """The attempt before it."""
     number: int
     """How many restarts were counted, with this one if it counts."""
-    most: int
-    """How many may be."""
     is_counted: bool = True
     """It uses one of the restarts that the user has granted."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Annotated, Literal, TypeAlias
 
     FlavourName: TypeAlias = Literal["deepspeed", "torch", "functions"]
+    SignalMeaning: TypeAlias = Literal["stop", "forward", "preempt"]
     BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
 
 # Text, so that the codec can read it: nothing else uses these types at run time.
@@ -82,6 +83,8 @@ class ResourceRequest(Record):
     """Number of nodes, or the least of a range."""
     max_nodes: int | None = None
     """The most of a range; None if the user gave one number."""
+    spares: int = 0
+    """Nodes beyond the most, which wait to take the places of others."""
     num_gpus: int | None = None
     nproc_per_node: str | None = None
 
@@ -112,6 +115,13 @@ class RemoteRequest(Record):
     venv_script: str | None = None
     per_node: bool = False
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    ssh_program: str = ""
+    wait_hosts_s: float | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether commands that each start their own host wait for each other, and are one job."""
+        return bool(self.no_ssh and self.wait_hosts_s)
 
 
 class SignalRequest(Record):
@@ -127,6 +137,29 @@ class SignalRequest(Record):
     grace_s: Seconds = DEFAULT_GRACE_S
     scope: SignalScope | None = None
 
+    @property
+    def meanings(self) -> dict[int, SignalMeaning] | None:
+        """What a signal to the job means, by number; None: the engine's usual table."""
+        if self.stop is None:
+            return None
+        signals: dict[int, SignalMeaning] = dict.fromkeys(self.stop, "stop")
+        signals.update(dict.fromkeys(self.forward, "forward"))
+        if self.preempt is not None:
+            signals[self.preempt] = "preempt"
+        return signals
+
+
+class Policy(Record):
+    """Which failures are tried again. A code of 128 + n stands for signal n."""
+
+    restart_on: tuple[Code, ...] = ()
+    """Empty: all."""
+    give_up_on: tuple[Code, ...] = ()
+    """They are not, whatever ``restart_on`` says."""
+
+
+NO_POLICY = Policy()
+
 
 class OutputRequest(Record):
     """What the user asked for about the workers' output and input, as it was written; empty: not said."""
@@ -136,6 +169,7 @@ class OutputRequest(Record):
     redirects: str = ""
     tee: str = ""
     local_ranks: str = ""
+    global_ranks: str = ""
     stdout_words: str = ""
     stderr_words: str = ""
     tag: str = "auto"
@@ -181,6 +215,7 @@ class StartRequest(Record):
     """File to search for these imports; empty: the script."""
     warm_for_s: Seconds | None = None
     warm_memory: int | None = None
+    wraps: tuple[str, ...] = ()
 
 
 class DebugRequest(Record):
@@ -200,6 +235,28 @@ class ElasticRequest(Record):
     min_nodes: int | None = None
     max_nodes: int | None = None
     wait_s: float | None = None
+    discover: str = ""
+
+
+class ShowRequest(Record):
+    """What to show before the workers start, or instead of starting them."""
+
+    bindings: bool = False
+    dry_run: bool = False
+    dry_run_json: bool = False
+    doctor: bool = False
+    doctor_first: bool = False
+    ring: bool = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a part of the plan is to be shown."""
+        return self.bindings or self.is_dry
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the plan is shown and nothing is started."""
+        return self.dry_run or self.dry_run_json
 
 
 class Request(Record):
@@ -217,13 +274,16 @@ class Request(Record):
     elastic: ElasticRequest = ElasticRequest()
     start: StartRequest = StartRequest()
     debug: DebugRequest = DebugRequest()
+    show: ShowRequest = ShowRequest()
     max_restarts: int | None = None
+    policy: Policy = NO_POLICY
     role: str = "default"
     log_level: Level = "info"
     """Word of `LEVELS`."""
     save_pid: bool = False
     env: tuple[tuple[str, str], ...] = ()
     """Variables added to the environment that each node's workers inherit."""
+    variables: tuple[str, ...] = ()
     is_strict: bool = False
     """Fallbacks are errors, see `dsl.model.job.refuse_fallbacks`."""
     detaches: bool = False
@@ -232,27 +292,4 @@ class Request(Record):
     hang_action: HangAction = "report"
     events: str | None = None
     metrics: str | None = None
-    """Where the figures of the job are shown, as `dsl.plan.outputs.read_target` reads it; None: nowhere."""
-
-
-class ShowRequest(Record):
-    """Which parts of the plan to show before the workers start, or instead of starting them."""
-
-    bindings: bool = False
-    """A table of devices, cores and memory, on stderr."""
-    dry_run: bool = False
-    """The plan for people, on stdout; nothing is started."""
-    dry_run_json: bool = False
-    """The plan for programs, on stdout; nothing is started."""
-    doctor: bool = False
-    """What would go wrong on the hosts of the job, on stdout; nothing is started."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether anything is to be shown."""
-        return self.bindings or self.is_dry
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing is to be started."""
-        return self.dry_run or self.dry_run_json
+    """Where the figures of the job are shown, as `dsl.plan.job.read_target` reads it; None: nowhere."""

@@ -7,12 +7,13 @@ import stat
 from time import time
 
 from dsl.errors import LogDirError, LogDirIsFileError
-from dsl.output.routes import RUN_PREFIX, is_error_file
+from dsl.output import RUN_PREFIX, is_error_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    MayGo = Callable[[str], bool] | None
 
 YOUNG_S = 60.0
 """Seconds; a younger file may not be locked yet."""
@@ -90,52 +91,47 @@ def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
         os.close(file)
 
 
-def _remove_left(run_dir: str, may_go: Callable[[str], bool] | None, owner: int | None = None) -> None:
+def _remove_left(run_dir: str, may_go: MayGo, owner: int | None = None) -> None:
     """Remove a run's directory with what may go in it. It stays if it holds more, or has another owner."""
     try:
-        top = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        _remove(run_dir, may_go, owner=owner)
     except OSError:
-        return  # it was never made, or is gone
+        return  # it was never made, is gone, or holds something that is worth keeping
+
+
+def _remove(
+    path: str, may_go: MayGo, depth: int = 2, above: int | None = None, owner: int | None = None
+) -> None:
+    """Remove a directory with the empty directories and the files in it that may go, by their names.
+
+    None: no file may go. ``depth``: so many levels below it are looked at; links are not followed. ``above``:
+    descriptor of the directory that it is in. Raises OSError if it stays.
+    """
+    if owner is None:
+        try:
+            os.rmdir(path, dir_fd=above)
+        except OSError:
+            if may_go is None and not depth:
+                raise
+        else:
+            return
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
     try:
-        if owner is None or os.fstat(top).st_uid == owner:
-            _empty(top, may_go)
-            os.rmdir(run_dir)
-    except OSError:
-        return  # it holds something that is worth keeping
+        if owner is not None and os.fstat(top).st_uid != owner:
+            return
+        with os.scandir(top) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_dir in found:
+            try:
+                if is_dir and depth:
+                    _remove(name, may_go, depth - 1, above=top)
+                elif not is_dir and may_go is not None and may_go(name):
+                    os.unlink(name, dir_fd=top)
+            except OSError:
+                continue  # it is gone, or holds something that is worth keeping
+        os.rmdir(path, dir_fd=above)
     finally:
         os.close(top)
-
-
-def _empty(top: int, may_go: Callable[[str], bool] | None, depth: int = 2) -> None:
-    """Remove empty directories, and files whose names may go, from a directory, ``depth`` levels deep.
-
-    None: no file may go. Links are not followed.
-    """
-    with os.scandir(top) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_dir in found:
-        try:
-            if is_dir and depth:
-                _remove_inner(top, name, may_go, depth - 1)
-            elif not is_dir and may_go is not None and may_go(name):
-                os.unlink(name, dir_fd=top)
-        except OSError:
-            continue  # it is gone, or holds something that is worth keeping
-
-
-def _remove_inner(top: int, name: str, may_go: Callable[[str], bool] | None, depth: int) -> None:
-    """Remove a directory within another one, with what may go. Raises OSError if it stays."""
-    try:
-        os.rmdir(name, dir_fd=top)
-    except OSError:
-        if may_go is None and not depth:
-            raise
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-        try:
-            _empty(inner, may_go, depth)
-        finally:
-            os.close(inner)
-        os.rmdir(name, dir_fd=top)
 
 
 def make_run_dirs(run_dirs: Sequence[str], *, are_shared: bool = False, is_private: bool = False) -> None:
@@ -171,25 +167,18 @@ def _make(path: str, what: str, *, may_exist: bool, is_private: bool) -> None:
         try:
             os.mkdir(path, 0o700 if is_private else 0o750)
         except FileExistsError:
-            if not may_exist:
+            facts = os.lstat(path)
+            is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+            if not (may_exist and is_ours):  # where all users may make folders, any can take a name first
                 raise
-            _refuse_strangers(path)
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
         raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
 
 
-def _refuse_strangers(run_dir: str) -> None:
-    """Refuse all but our own directory: in a folder for all users, any user can take a known name first."""
-    facts = os.lstat(run_dir)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise FileExistsError(17, "it is not ours")
-
-
 def remove_run_dir(run_dir: str, *, succeeded: bool) -> None:
     """Remove the empty directories of a run; after a success also the error files of its attempts."""
-    if not _try(os.rmdir, run_dir):
-        _remove_left(run_dir, is_error_file if succeeded else None)
+    _remove_left(run_dir, is_error_file if succeeded else None)
 
 
 def _try(call: Callable[[str], None], path: str) -> bool:

@@ -15,9 +15,9 @@ import time
 
 from dsl._record import Record
 from dsl.errors import JobFolderError, JobFormatError
-from dsl.lists import quote
 from dsl.model.codec import LONGEST_SHOWN, from_line, to_line
 from dsl.model.request import Code, Count, Moment, Shown
+from dsl.words import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,11 +94,9 @@ class JobFolders:
             if make:
                 os.makedirs(base, 0o700, exist_ok=True)
             self._fd = self._open(base, make=make)
-        except FileNotFoundError as error:
-            if make:
-                raise self._failure(error) from None
         except OSError as error:
-            raise self._failure(error) from None
+            if make or not isinstance(error, FileNotFoundError):
+                raise self._failure(error) from None
 
     def _open(self, base: str, *, make: bool) -> int:
         fd = os.open(base, os.O_DIRECTORY | os.O_CLOEXEC)
@@ -130,7 +128,7 @@ class JobFolders:
             return []
         own = os.uname().nodename
         found = [self.read(name) for name in os.listdir(self._fd)]
-        jobs = [one for one in found if one is not None and one.begun.host == own]
+        jobs = [job for job in found if job is not None and job.begun.host == own]
         return sorted(jobs, key=lambda job: job.begun.started_ns, reverse=True)
 
     def read(self, name: str) -> BackgroundJob | None:
@@ -140,7 +138,7 @@ class JobFolders:
 
     def find(self, pid: str = "") -> BackgroundJob | None:
         """The newest job that runs, or else the newest, of those with this pid if there is one."""
-        jobs = [one for one in self.jobs() if pid in ("", str(one.pid))]
+        jobs = [job for job in self.jobs() if pid in ("", str(job.pid))]
         running = (job for job in jobs if not job.is_over())
         return next(running, jobs[0] if jobs else None)
 
@@ -150,7 +148,7 @@ class JobFolders:
         Raises:
             JobFolderError: it cannot be made, or the file system has no locks or no room.
         """
-        for job in [one for one in self.jobs() if one.is_over()][KEPT:]:
+        for job in [job for job in self.jobs() if job.is_over()][KEPT:]:
             job.remove()
         shown = tuple([word[:LONGEST_SHOWN] for word in words[:MOST_WORDS]])
         try:

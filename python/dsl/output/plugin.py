@@ -21,17 +21,22 @@ starts.
 from __future__ import annotations
 
 from dsl import _own_process
-from dsl._record import Record
+from dsl._record import Record, replace
 from dsl.errors import OptionError
-from dsl.lists import THREADS_VARIABLE
+from dsl.model.job import Route
+from dsl.output import route
+from dsl.output.grammar import GLOBAL, parse_local_ranks, parse_streams
+from dsl.words import THREADS_VARIABLE, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any, Literal, TypeVar
 
+    from dsl.machine import Console, Kind
     from dsl.model.job import NodePlan
     from dsl.model.request import OutputRequest
+    from dsl.output import OutputPlan
 
     _T = TypeVar("_T")
 
@@ -48,7 +53,7 @@ class LogsPlugin:
         self._specs = specs
 
     def ask(self, plan: NodePlan) -> StreamFiles:
-        """The plug-in's answer for one attempt. ``plan`` is made with `dsl.output.routes.without_files`.
+        """The plug-in's answer for one attempt. ``plan`` is made with `dsl.output.without_files`.
 
         Raises:
             OptionError: the plug-in raises an error, or its answer is malformed.
@@ -67,21 +72,15 @@ def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
         OptionError: there is no such plug-in, it cannot be loaded or constructed, or the user's stream maps
             or list of local ranks are malformed.
     """
-    from dsl.output.grammar import parse_local_ranks
-
     ranks = set(parse_local_ranks(request.local_ranks)) if request.local_ranks else None
     redirects = _stream_map(request.redirects, "--redirects")
     tee = _stream_map(request.tee, "--tee")
     entry = _entry_point(name)
     specs = _guarded(name, entry.value, entry.load)
     flags = _stream_flags()
-
-    def construct() -> Any:
-        return specs(
-            log_dir=request.log_dir, redirects=redirects(flags), tee=tee(flags), local_ranks_filter=ranks
-        )
-
-    return LogsPlugin(name, _guarded(name, entry.value, construct))
+    asked = {"redirects": redirects(flags), "tee": tee(flags), "local_ranks_filter": ranks}
+    made = _guarded(name, entry.value, lambda: specs(log_dir=request.log_dir, **asked))
+    return LogsPlugin(name, made)
 
 
 def _entry_point(name: str) -> Any:
@@ -138,30 +137,22 @@ def _stream_flags() -> Callable[[int], Any]:
 
 def _stream_map(text: str, option: str) -> Callable[[Callable[[int], Any]], Any]:
     """The function that makes flags for all local ranks, or by local rank if the user gave a list."""
-    from dsl.output.grammar import parse_streams
-
     streams = parse_streams(text or "0", option)
     if ":" not in text:
-        return lambda flags: flags(streams(0))
+        return lambda flags: flags(streams(0, 0))
+    if GLOBAL in text:
+        raise OptionError(
+            f"{option} {quote(text)}: a plug-in takes local ranks alone, leave out --logs-specs"
+        )
     ranks = [int(item.partition(":")[0]) for item in text.split(",")]
-    return lambda flags: {rank: flags(streams(rank)) for rank in ranks}
+    return lambda flags: {rank: flags(streams(rank, rank)) for rank in ranks}
 
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 VARIABLES = (
-    "GROUP_RANK",
-    "ROLE_NAME",
-    "LOCAL_WORLD_SIZE",
-    "WORLD_SIZE",
-    "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    *("GROUP_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     THREADS_VARIABLE,
 )
 """Variables of all workers that torchrun passes to a plug-in, if they are set."""
@@ -296,3 +287,36 @@ def _filtered(name: str, answer: Any, field: str) -> str:
     if not path:
         raise OptionError(f"--logs-specs {name!r}: reify has no {field}, leave out the words to look for")
     return _text(path)
+
+
+def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) -> OutputPlan:
+    """Replace our files by those of a plug-in. Where the plug-in names the console, the routes stay.
+
+    ``output`` is made for `without_files` of the request.
+    """
+    routes = []
+    prefixes = output.tee_prefixes or (None,) * len(output.routes)
+    for (stdout, stderr), worker, prefix in zip(output.routes, files.workers, prefixes, strict=True):
+        if worker.stdout.on_console and worker.stderr.on_console:
+            routes.append((stdout, stderr))
+            continue
+        ours = Route(console=2) if stderr is None else stderr
+        routes.append(
+            (
+                _plugin_route(stdout, worker.stdout, 1, console.stdout, prefix),
+                _plugin_route(ours, worker.stderr, 2, console.stderr, prefix),
+            )
+        )
+    paths = {1: files.filtered_stdout, 2: files.filtered_stderr}
+    return replace(
+        output,
+        routes=tuple(routes),
+        line_files=tuple([(stream, paths[stream], words) for stream, _, words in output.line_files]),
+    )
+
+
+def _plugin_route(ours: Route, file: StreamFile, stream: int, kind: Kind, prefix: str | None) -> Route:
+    is_hidden = ours == Route()  # its rank is not in the list of global ranks
+    return (
+        ours if file.on_console else route(file.path, file.is_shown and not is_hidden, stream, kind, prefix)
+    )

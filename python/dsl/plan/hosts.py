@@ -1,12 +1,19 @@
-"""Which hosts and slots take part, and which host this node is: the decisions of DeepSpeed's runner."""
+"""Which hosts and slots take part, and which host this node is: the decisions of DeepSpeed's runner.
+
+A filter (``--include``, ``--exclude``) is ``HOST[:SLOT[,SLOT...]]``, several joined by ``@``. A host without
+slots means all of its slots, unless the same filter also names some of them. The result keeps the order of
+the resource pool, not the order of the filter. It drops hosts that have no slot left.
+"""
 
 from __future__ import annotations
 
 from dsl._record import Record, replace
 from dsl.devices.offered import (
     Devices,
+    check_slots,
     find_devices,
     select_accelerator,
+    slots_text,
     visible_override,
     visible_slots,
     visible_warning,
@@ -16,13 +23,22 @@ from dsl.errors import (
     FilterError,
     HostfileError,
     NoDevicesError,
+    NumNodesError,
     OptionError,
     OutOfReachError,
 )
-from dsl.lists import counted, first_few, has_odd_colon, parse_number, quote, shorten
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE, Level, RemoteRequest, Request, ResourceRequest
-from dsl.resources.filters import apply_filters, trim
+from dsl.words import (
+    MOST_WORKERS,
+    counted,
+    first_few,
+    has_odd_colon,
+    parse_integer,
+    parse_number,
+    quote,
+    shorten,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +67,6 @@ class Pool(Record):
     counts_devices: bool = True
     """A host cannot have more workers than slots."""
     text: str = ""
-    """Text of the hostfile."""
     tasks: Mapping[str, int] | None = None
     """How many of a launcher's tasks each host has room for; None: the source does not say."""
 
@@ -62,7 +77,6 @@ class ActiveHosts(Record):
     hosts: tuple[Host, ...]
     """Hosts that take part, by node rank."""
     node_rank: int
-    """Rank of this node."""
     address: str
     """Where rank 0 listens; empty: the head or the nodes find an address later."""
     is_remote: bool = False
@@ -74,14 +88,13 @@ class ActiveHosts(Record):
     visible_devices: str | None = None
     """Value of the visible-devices variable in place of slots; None: the slots."""
     notices: tuple[Notice, ...] = ()
-    """What the user should know."""
 
 
-def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
+def choose_hosts(request: Request, facts: Facts, listed: Pool | None = None) -> ActiveHosts:
     """Decide which hosts and slots take part.
 
     The devices of this machine are looked up only if neither a hostfile nor a scheduler names hosts: then the
-    devices are the slots.
+    devices are the slots. ``listed``: other hosts than these, which all are reached.
 
     Raises:
         UsageError: the hosts cannot be chosen as asked; the subclass tells the kind of error.
@@ -90,7 +103,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     if asked.max_nodes is not None:  # a range drops no host: those beyond the most are spares
         asked = replace(asked, min_nodes=None, max_nodes=None)
     notices: list[Notice] = []
-    pool = _read_pool(request, facts, notices)
+    pool = listed or _read_pool(request, facts, notices)
     devices = None
     if pool is None:
         devices = find_devices(facts.environ, facts.devices, facts.cpus)
@@ -104,7 +117,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     else:
         title = "hostfile" if pool.source in ("", "hostfile") else pool.name
         active = apply_filters(pool.slots, asked.include, asked.exclude, title)
-    if not remote.no_ssh and any(active.values()):  # with --no_ssh a host's rank is its place in the file
+    if not remote.no_ssh and any(active.values()):  # with --no_ssh --node_rank is a place in the file
         active = {name: slots for name, slots in active.items() if slots}
     active = trim(active, asked.min_nodes, asked.num_gpus, checked=pool.counts_devices, source=pool.name)
     if not any(active.values()):
@@ -114,12 +127,15 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
     if devices is not None and devices.accelerator == "cpu":
         notices += _cpu_notices(asked, devices, facts.environ, len(hosts[0].slots))
-    is_remote = _is_remote(remote, hosts, facts, is_named=is_named)
+    is_remote = listed is not None or _is_remote(remote, hosts, facts, is_named=is_named)
     node_rank = _own_node_rank(request, hosts) if remote.no_ssh else 0
     if not hosts[node_rank].slots:
         raise FilterError(
             f"host {hosts[node_rank].name!r} has no slots in {asked.hostfile}, this node has nothing to start"
         )
+    if remote.is_connected:  # a host without slots has no command, for which the others would wait
+        node_rank = len([host for host in hosts[:node_rank] if host.slots])
+        hosts = tuple([host for host in hosts if host.slots])
     return ActiveHosts(
         hosts=hosts,
         node_rank=node_rank,
@@ -257,7 +273,7 @@ def _slots_of(devices: Devices, shown: Sequence[str], num_gpus: int, facts: Fact
     """The slots of the devices that the visible-devices variable picks."""
     names: tuple[str, ...] = ()
     if devices.accelerator == "cuda" and not shown[0].isdigit():
-        from dsl.devices.nproc import known_names
+        from dsl.devices.counted import known_names
 
         names = known_names(shown[0], facts.environ, facts.devices)
     slots = visible_slots(devices, shown, names)
@@ -345,3 +361,104 @@ def _master_address(
             f"--no_ssh needs --master_addr, an address of host {hosts[0].name!r} that every host can reach"
         )
     return asked or LOCAL_ADDRESS
+
+
+def parse_filter(text: str) -> dict[str, list[int]]:
+    """``"a:1,0@b"`` -> ``{"a": [0, 1], "b": []}``; an empty list stands for the whole host.
+
+    Raises:
+        FilterError: a part that is not ``HOST[:SLOT[,SLOT...]]``.
+    """
+    named: dict[str, set[int]] = {}
+    for part in text.split("@"):
+        host, colon, slots = part.partition(":")
+        chosen = named.setdefault(host, set())
+        if not colon:
+            continue
+        for slot in slots.split(","):
+            number = parse_integer(slot)
+            if number is None:
+                raise FilterError(
+                    f"bad filter {quote(part)}, expected HOST or HOST:SLOT,SLOT with whole numbers as slots"
+                )
+            chosen.add(number)
+    return {host: sorted(slots) for host, slots in named.items()}
+
+
+def apply_filters(
+    pool: Mapping[str, Sequence[int]], include: str, exclude: str, source: str = "hostfile"
+) -> dict[str, list[int]]:
+    """Return the active resources: host -> slots that pass the filter, in the order of the pool.
+
+    Without a filter it returns the whole pool, with hosts that have no slots. ``source``: name of the pool in
+    errors.
+
+    Raises:
+        FilterError: both filters at once, a malformed filter, or a host or slot that is not in the pool.
+    """
+    if include and exclude:
+        raise FilterError("--include and --exclude are mutually exclusive, give one of them")
+    if not include and not exclude:
+        return {host: list(slots) for host, slots in pool.items()}
+    named = parse_filter(include or exclude)
+    for host, slots in named.items():
+        check_slots(host, slots, pool, source)
+    active: dict[str, list[int]] = {}
+    for host, there in pool.items():
+        chosen = list(named[host] or there) if host in named else []
+        kept = [slot for slot in there if slot not in chosen] if exclude else chosen
+        if kept:
+            active[host] = list(dict.fromkeys(kept))
+    return active
+
+
+def parse_num_nodes(text: str, elastic_training: bool) -> tuple[int, int]:  # noqa: FBT001  DeepSpeed's signature
+    """``"N"`` -> (N, -1); ``"MIN:MAX"`` of an elastic job -> (MIN, MAX).
+
+    Raises:
+        NumNodesError: MIN:MAX without elastic training, more than two parts, or a part that is no number.
+    """
+    counts = [parse_integer(part) for part in text.split(":")]
+    least, most = counts[0], counts[-1]
+    if least is None or most is None or len(counts) > 2:
+        raise NumNodesError(f"num_nodes {quote(text)} is not in MIN:MAX format, nor a whole number")
+    if len(counts) == 1:
+        return least, -1
+    if not elastic_training:
+        raise NumNodesError(f"num_nodes {text!r}: MIN:MAX format is only supported in elastic training")
+    return least, most
+
+
+def trim(
+    active: Mapping[str, Sequence[int]],
+    num_nodes: int | None,
+    num_gpus: int | None,
+    *,
+    checked: bool,
+    source: str,
+) -> dict[str, list[int]]:
+    """Keep the first ``num_nodes`` hosts, each with its first ``num_gpus`` slots; None and 0 change nothing.
+
+    ``checked``: False if slots are only a number, such as the slots that dsl counts for a CPU; then a host
+    gets slots 0 to ``num_gpus`` - 1, even if it has fewer. ``source``: name of the hostfile in errors.
+
+    Raises:
+        FilterError: fewer hosts, or fewer slots on a host, than asked for.
+    """
+    hosts = list(active)
+    if num_nodes is not None and num_nodes > len(hosts):
+        raise FilterError(
+            f"--num_nodes {num_nodes} is more than the hosts that {source} leaves: {len(hosts)}"
+        )
+    if num_nodes is not None and num_nodes > 0:
+        hosts = hosts[:num_nodes]
+    if num_gpus is not None and num_gpus > MOST_WORKERS:
+        raise FilterError(f"--num_gpus {num_gpus} is too many: a host can have {MOST_WORKERS} at most")
+    if num_gpus is None or num_gpus <= 0:
+        return {host: list(active[host]) for host in hosts}
+    for host in hosts:
+        if checked and num_gpus > len(active[host]):
+            raise FilterError(
+                f"--num_gpus {num_gpus} is too many: host {host!r} has {slots_text(active[host])}"
+            )
+    return {host: list(active[host][:num_gpus]) if checked else list(range(num_gpus)) for host in hosts}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.errors import OptionError, PortError, UnsupportedError
-from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote
+from dsl.errors import EventsFileError, MetricsError, OptionError, PortError, UnsupportedError
 from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
-from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
+from dsl.output import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.worker import FLAVOURS
+from dsl.words import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.facts import Facts
-    from dsl.model.remote import Remote
-    from dsl.model.request import OutputRequest, Request
+    from dsl.model.job import Pairs
+    from dsl.model.request import OutputRequest, RemoteRequest, Request
+    from dsl.plan.remote import Remote
+
 
 LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
 
 SHARED = (
-    *("role", "signals", "output", "placement", "start", "debug", "log_level", "save_pid", "is_strict"),
+    *("policy", "role", "signals", "output", "start", "debug", "log_level", "save_pid", "is_strict"),
     *("stacks_on_failure", "hang_timeout_s", "hang_action", "metrics"),
 )
 """Fields that a job takes from its request as they are."""
-
-UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
 
 
 class JobPlan(Record):
@@ -37,27 +37,32 @@ class JobPlan(Record):
     job: Job
     """The same on every node."""
     node_rank: int
-    """Place of this node in it."""
     notices: tuple[Notice, ...] = ()
-    """What the user should know about the decisions."""
     remote: Remote | None = None
     """How all hosts of the job are reached, this machine too; None: this node starts its part itself."""
+    argv: tuple[str, ...] = ()
+    """What the user has typed, with the command's name; empty: a program launches the job."""
 
 
-def plan_job(request: Request, facts: Facts) -> JobPlan:
-    """Decide what is the same on every node.
+def plan_job(request: Request, facts: Facts, argv: tuple[str, ...] = ()) -> JobPlan:
+    """Decide what is the same on every node. ``argv``: see `JobPlan`.
 
     Raises:
         UsageError: the request makes no sense, or cannot be met; the subclass tells the kind of error.
     """
     if request.events is not None or request.metrics is not None:
-        from dsl.plan.outputs import check_outputs
-
         check_outputs(request, facts)
+    told: list[Notice] = []
+    if request.variables:
+        from dsl.resources.exports import named_variables
+
+        named = named_variables(request.variables, facts.environ, told)
+        request = replace(request, env=(*request.env, *named.items()))
     planned = _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
+    planned = replace(planned, notices=(*planned.notices, *told))
     if request.is_strict:
         refuse_fallbacks(planned.notices)
-    return planned
+    return replace(planned, argv=argv)
 
 
 def _wishes(request: Request) -> dict[str, Any]:
@@ -69,14 +74,20 @@ def _wishes(request: Request) -> dict[str, Any]:
     for name in request.start.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise OptionError(f"--preload {quote(name)}: expected modules, such as torch,numpy.linalg")
+    if request.output.global_ranks:
+        from dsl.output.grammar import parse_ranks
+
+        parse_ranks(request.output.global_ranks, "--ranks-filter")
     flavour = FLAVOURS[request.flavour]
     if request.debug.ranks:
-        from dsl.plan.debugging import check_debug
+        from dsl.plan.starting import check_debug
 
         check_debug(request.debug, request.program, flavour.spell("--no-python"))
     template, program = request.output.template, request.program
+    placement = request.placement
     return {
         **{name: getattr(request, name) for name in SHARED},
+        "placement": replace(placement, names_devices=True) if request.show.is_asked else placement,
         "flavour": flavour,
         "program": replace(program, name=program.name or program.script),
         "env": (*request.env, (TEMPLATE_VARIABLE, template)) if template else request.env,
@@ -93,54 +104,68 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     _check_host_options(request)
     if request.output.each_rank_log is not None:
         _check_each_rank_log(request.output)
-    unused = _unused_host_options(request)
-    active = choose_hosts(request, facts)
+    is_elastic, listed = request.elastic.training, None
+    if is_elastic and request.elastic.discover:
+        from dsl.plan.listed import first_list
+
+        listed = first_list(request, facts)
+    notices = _unused_host_options(request)
+    if is_elastic:
+        waits = ("--wait-hosts", request.remote.wait_hosts_s)
+        notices += _idle_with("--elastic_training, which has --elastic-wait", waits)
+        request = replace(request, remote=replace(request.remote, wait_hosts_s=None))
+    active = choose_hosts(request, facts, listed)
+    notices += active.notices
+    meeting = MeetingPoint("static", active.address, request.meeting.master_port)
+    is_connected = request.remote.is_connected
+    if is_connected and len(active.hosts) > 1:
+        from dsl.plan.meeting_point import agreed_point
+
+        meeting = agreed_point(active.address, meeting.port, len(active.hosts), _patience(request.remote))
     job = Job(
-        meeting=MeetingPoint("static", active.address, request.meeting.master_port),
+        meeting=meeting,
         hosts=active.hosts,
         node_count=len(active.hosts),
         accelerator=active.accelerator,
         visible_devices=active.visible_devices,
         **_wishes(request),
     )
-    is_elastic = request.elastic.training
     if is_elastic:
-        from dsl.plan import elastic
+        from dsl.plan.remote import elastic_job, node_bounds
 
-        nodes = elastic.node_bounds(request, len(active.hosts) if active.is_remote else None)
-        job = elastic.elastic_job(job, request, nodes, facts, is_remote=active.is_remote)
-    notices = (*unused, *active.notices)
+        nodes = node_bounds(request, len(active.hosts) if active.is_remote else None)
+        job = elastic_job(job, request, nodes, facts, is_remote=active.is_remote)
+    if job.start.wraps:
+        from dsl.plan.wraps import check_wrapped
+
+        check_wrapped(job, sum(len(host.slots) for host in job.hosts))
     if not active.is_remote:
         asked = request.resources
         if active.accelerator and not (asked.include or asked.min_nodes or request.remote.no_ssh):
-            mend = "name the hosts with --hostfile, or give --num_nodes 1"
-            notices = (*notices, *_alone(facts.environ, mend))
-        if len(active.hosts) > 1:
-            job, told = _unwatched(job, "with --no_ssh")
-            notices = (*notices, *told)
-        return JobPlan(job, active.node_rank, notices)
-    from dsl.model.remote import RANK_LAUNCHERS
-    from dsl.plan.remote import plan_remote, remote_variables
+            notices += _alone(facts.environ, "name the hosts with --hostfile, or give --num_nodes 1")
+        if len(active.hosts) > 1 and not is_connected:
+            job = _unwatched(job, notices)
+        return JobPlan(job, active.node_rank, tuple(notices))
+    from dsl.plan.remote import RANK_LAUNCHERS, elastic_remote, plan_remote, remote_variables
 
     remote = plan_remote(request, active, facts)
     if remote.launcher in RANK_LAUNCHERS:  # with DeepSpeed their tasks run the script, with the same words
         job = replace(job, program=replace(job.program, local_rank_option=""))
     if job.debug.ranks and not is_elastic:
-        from dsl.plan.debugging import attach_everywhere
+        from dsl.plan.starting import attach_everywhere
 
-        notices = (*notices, *attach_everywhere(job, remote, facts))
+        notices += attach_everywhere(job, remote, facts)
     env, told = remote_variables(job.env, facts)
     job = replace(job, env=env)
     if is_elastic:
-        remote = elastic.elastic_remote(remote, request, job, nodes, facts)
-    if remote.launcher == "slurm" and remote.ssh_port is not None:
-        text = "--ssh_port has no effect with --launcher slurm, which uses no ssh"
-        told.append(Notice("warning", text))
+        remote = elastic_remote(remote, request, job, nodes, facts)
+    if remote.launcher == "slurm":
+        why = "--launcher slurm, which uses no ssh"
+        told += _idle_with(why, ("--ssh_port", remote.ssh_port), ("--wait-hosts", remote.hosts_wait_s))
+        remote = replace(remote, hosts_wait_s=0.0)
     if request.output.stdin not in ("", "none"):
-        text = (
-            "--stdin has no effect where other hosts take part: no worker reads the command's standard input"
-        )
-        notices = (*notices, Notice("warning", text))
+        why = "no worker reads the command's standard input"
+        notices.append(_warning(f"--stdin has no effect where other hosts take part: {why}"))
     return JobPlan(job, 0, (*notices, *told), remote)
 
 
@@ -172,18 +197,17 @@ def _check_host_options(request: Request) -> None:
 
 def _check_each_rank_log(asked: OutputRequest) -> None:
     """Refuse ``--enable_each_rank_log`` beside options for single streams: its files join both streams."""
-    others = (
-        ("--log-dir", asked.log_dir),
-        ("--redirects", asked.redirects),
-        ("--duplicate-stdout-filters", asked.stdout_words),
-        ("--duplicate-stderr-filters", asked.stderr_words),
-    )
-    for option, value in others:
-        if value:
-            raise OptionError(
-                f"--enable_each_rank_log cannot be used with {option}, leave one of them out "
-                "(--log-dir DIR keeps the streams of each worker in files of their own)"
-            )
+    others = {
+        "--log-dir": asked.log_dir,
+        "--redirects": asked.redirects,
+        "--duplicate-stdout-filters": asked.stdout_words,
+        "--duplicate-stderr-filters": asked.stderr_words,
+    }
+    if given := [option for option, value in others.items() if value]:
+        raise OptionError(
+            f"--enable_each_rank_log cannot be used with {given[0]}, leave one of them out "
+            "(--log-dir DIR keeps the streams of each worker in files of their own)"
+        )
 
 
 def _unused_host_options(request: Request) -> list[Notice]:
@@ -199,6 +223,7 @@ def _unused_host_options(request: Request) -> list[Notice]:
             ("--min_elastic_nodes", elastic.min_nodes, is_fixed),
             ("--max_elastic_nodes", elastic.max_nodes, is_fixed),
             ("--elastic-wait", elastic.wait_s, is_fixed),
+            ("--discover", elastic.discover or None, is_fixed),
         ),
         *_idle("log files, such as --log-dir", ("--log-max-size", output.max_bytes, not has_files)),
     ]
@@ -206,11 +231,17 @@ def _unused_host_options(request: Request) -> list[Notice]:
 
 def _unused_options(request: Request) -> list[Notice]:
     """Warnings for options of both commands that have no effect as they are given."""
-    start, signals, debug = request.start, request.signals, request.debug
+    start, signals, debug, policy = request.start, request.signals, request.debug, request.policy
+    is_once = not (request.max_restarts or request.elastic.training)
     hang_action = None if request.hang_action == "report" else request.hang_action
     is_executed = start.method in ("spawn", "fork")
     found = [
         *_idle("--preempt-signal", ("--preempt-grace", signals.preempt_grace_s, signals.preempt is None)),
+        *_idle(
+            "--max-restarts",
+            ("--restart-on", policy.restart_on or None, is_once),
+            ("--give-up-on", policy.give_up_on or None, is_once),
+        ),
         *_idle("--start-method forkserver", ("--preload", start.preload or None, is_executed)),
         *_idle(
             "--start-method warm",
@@ -220,7 +251,9 @@ def _unused_options(request: Request) -> list[Notice]:
         *_idle("--hang-timeout", ("--hang-action", hang_action, request.hang_timeout_s is None)),
     ]
     if debug != DebugRequest(ranks=debug.ranks) and not debug.ranks:
-        found.append(Notice("warning", UNUSED_DEBUG))
+        found.append(
+            _warning("--debug-port, --debug-address and --debug-wait have no effect without --debug")
+        )
     return found
 
 
@@ -231,26 +264,42 @@ def _alone(environ: Mapping[str, str], mend: str) -> list[Notice]:
     names = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     for name in ("WORLD_SIZE", *names) if "RANK" in environ and "MASTER_ADDR" in environ else names:
         if (parse_number(environ.get(name, "")) or 0) > 1:
-            text = f"{name}={environ[name]}, but this job runs on this node alone: {mend} if that is meant"
-            return [Notice("warning", text)]
+            where = f"{name}={environ[name]}, but this job runs on this node alone"
+            return [_warning(f"{where}: {mend} if that is meant")]
     return []
 
 
-def _unwatched(job: Job, where: str) -> tuple[Job, list[Notice]]:
+def _unwatched(job: Job, notices: list[Notice]) -> Job:
     """The job without a watch for hangs: each of its nodes sees only its own ranks."""
-    if job.hang_timeout_s is None:
-        return job, []
-    text = f"--hang-timeout has no effect {where}: no node sees the ranks of the others"
-    return replace(job, hang_timeout_s=None), [Notice("warning", text)]
+    if job.hang_timeout_s is not None:
+        option, why = job.flavour.spell("--no-ssh"), "no node sees the ranks of the others"
+        mend = "give --wait-hosts SECONDS"
+        notices.append(_warning(f"--hang-timeout has no effect with {option}: {why}, {mend}"))
+    return replace(job, hang_timeout_s=None)
+
+
+def _patience(asked: RemoteRequest) -> Pairs:
+    """How long nodes that reach each other wait for each other, as settings of their meeting."""
+    return (
+        ("timeout", f"{asked.wait_hosts_s:f}"),
+        ("keep_alive_interval", f"{asked.heartbeat_s:f}"),
+        ("keep_alive_max_attempt", "1"),
+    )
+
+
+def _warning(text: str) -> Notice:
+    return Notice("warning", text)
 
 
 def _idle(needed: str, *options: tuple[str, object, bool]) -> list[Notice]:
     """Warnings for options, each with its value (None: not given), and whether it lacks what it needs."""
-    return [
-        Notice("warning", f"{name} has no effect without {needed}")
-        for name, value, lacks in options
-        if value is not None and lacks
-    ]
+    idle = [name for name, value, lacks in options if value is not None and lacks]
+    return [_warning(f"{name} has no effect without {needed}") for name in idle]
+
+
+def _idle_with(other: str, *options: tuple[str, object]) -> list[Notice]:
+    """Warnings for options, each with its value (None or 0: not given), that another one makes idle."""
+    return [_warning(f"{name} has no effect with {other}") for name, value in options if value]
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
@@ -261,11 +310,12 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     least, most = request.resources.min_nodes, request.resources.max_nodes
     least = 1 if least is None else least
     nodes = (least, least if most is None else most)
-    check_meeting(asked, nodes)
+    spares = request.resources.spares
+    check_meeting(asked, nodes, spares)
     name = run_id(asked, nodes, facts.names.random)
     is_usual = asked.run_id == STATIC_RUN_ID and name != asked.run_id
     job = Job(
-        meeting=meeting_point(asked, nodes),
+        meeting=meeting_point(asked, nodes, spares),
         run_id=name,
         given_id="" if is_usual else asked.run_id,
         node_count=1 if asked.standalone else nodes[1],
@@ -275,9 +325,43 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     notices = [*meeting_notices(asked, nodes), *_unused_options(request)]
     if request.resources.min_nodes is None and not asked.standalone and request.flavour == "torch":
         notices += _alone(facts.environ, "give --nnodes and start it on each node, or --nnodes 1")
-    if job.meeting.kind == "dynamic":
-        job, told = _unwatched(job, "on nodes that meet by --rdzv-backend")
-        notices += told
     is_placed = job.meeting.kind == "static" and job.node_count > 1
     node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))
+
+
+THIS_MACHINE = "127.0.0.1"
+
+
+def read_target(text: str) -> tuple[str, int] | None:
+    """The host and the port that a value of ``--metrics`` names; None: it is a file.
+
+    A value with a slash is a file. Another one is an address if it has a colon, or begins with a digit, a
+    sign or a blank, so a mistyped address makes no file. Raises MetricsError: it is neither.
+    """
+    first = text[:1]
+    is_number = first in "+-" or first.isdigit() or first.isspace()  # "" counts, too
+    if "/" in text or (":" not in text and not is_number):
+        return None
+    host, colon, port = text.rpartition(":")
+    number = parse_number(port)
+    if number is not None and not 1 <= number <= LAST_PORT:
+        raise MetricsError(f"--metrics: {number} is no port, give a number from 1 to {LAST_PORT}")
+    name = host[1:-1] if host[:1] + host[-1:] == "[]" else host
+    if number is None or (colon and not name) or name.split() != [name] * bool(colon):
+        hint = f", or {quote('./' + text)} for a file of this name" if text.strip() else ""
+        raise MetricsError(f"--metrics {quote(text)} is no address: give PORT or HOST:PORT{hint}")
+    return name or THIS_MACHINE, number
+
+
+def check_outputs(request: Request, facts: Facts) -> None:
+    """Refuse a file that cannot be written, before anything is made. Raises EventsFileError, MetricsError."""
+    path, target = request.events, request.metrics
+    if path is not None:
+        why = facts.files.why_not_written(path) if path.strip() else "it names no file"
+        if why:
+            raise EventsFileError(f"--events {path!r} cannot be written: {why}, choose another file")
+    if target is not None and read_target(target) is None:
+        why = facts.files.why_not_written(target, read_again=True)
+        if why:
+            raise MetricsError(f"--metrics {target!r} cannot be written: {why}, choose another file")

@@ -8,14 +8,17 @@ node can take part, the job is alone.
 
 from __future__ import annotations
 
+from dsl._record import replace
 from dsl.errors import OptionError, PortError
-from dsl.lists import LAST_PORT, MOST_NODES, counted, has_odd_colon, parse_number, quote, shorten, with_port
 from dsl.model.job import MeetingKind, MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT, MeetingRequest
+from dsl.words import LAST_PORT, MOST_NODES, counted, has_odd_colon, parse_number, quote, shorten, with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dsl.model.job import Pairs
 
     NodeRange = tuple[int, int]
     """The least and the most nodes."""
@@ -27,6 +30,8 @@ STATIC_RUN_ID = "none"
 C10D = "c10d"
 STORES = (C10D, "etcd", "etcd-v2")
 """torch's backends beside ``static``. Packages register others in the group ``torchrun.handlers``."""
+CONDUCTED = (STATIC, C10D, "etcd-v2")
+"""The backends with which one node decides for all."""
 
 
 def meeting_kind(asked: MeetingRequest, nodes: NodeRange) -> MeetingKind:
@@ -39,8 +44,8 @@ def meeting_kind(asked: MeetingRequest, nodes: NodeRange) -> MeetingKind:
     return "static" if is_named or nodes[1] > 1 else "alone"
 
 
-def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
-    """Refuse nodes, a backend or settings that make no sense.
+def check_meeting(asked: MeetingRequest, nodes: NodeRange, spares: int = 0) -> None:
+    """Refuse nodes, spares, a backend or settings that make no sense.
 
     Raises:
         OptionError: the text says what is wrong, and what is expected.
@@ -50,6 +55,8 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
         raise OptionError(f"--nnodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")
     if most > MOST_NODES:
         raise OptionError(f"--nnodes {most}: at most {MOST_NODES} nodes can take part")
+    if not 0 <= spares <= MOST_NODES - most:
+        raise OptionError(f"--spares {spares}: it must be 0 to {MOST_NODES - most}")
     if not asked.backend.strip():
         raise OptionError(
             f"--rdzv-backend {quote(asked.backend)}: expected one of {STATIC}, {', '.join(STORES)}"
@@ -66,9 +73,16 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
         problem = check_settings(_backend(asked), settings, keys_only=kind != "dynamic")
         if problem:
             raise OptionError(f"--rdzv-conf {quote(asked.settings)}: {problem}")
-    if kind == "static" and not 0 <= (asked.node_rank or 0) < most:
-        places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
-        raise OptionError(f"--node-rank {asked.node_rank}: with {counted(most, 'node')} {places}")
+    if spares and asked.backend not in CONDUCTED:
+        why = "its nodes meet by torch's own rendezvous, where no node knows which one failed first"
+        raise OptionError(f"--spares cannot be used with --rdzv-backend {asked.backend}: {why}")
+    if spares and (kind == "alone" or most == 1):
+        raise OptionError("--spares needs a job of several nodes: give --nnodes, and where they meet")
+    last = most + spares - 1
+    if kind == "static" and not 0 <= (asked.node_rank or 0) <= last:
+        count = counted(most, "node") + f" and {counted(spares, 'spare')}" * bool(spares)
+        places = f"it must be 0 to {last}" if last else "it must be 0"
+        raise OptionError(f"--node-rank {asked.node_rank}: with {count} {places}")
 
 
 def _backend(asked: MeetingRequest) -> str:
@@ -92,7 +106,7 @@ def parse_settings(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
+def meeting_point(asked: MeetingRequest, nodes: NodeRange, spares: int = 0) -> MeetingPoint:
     """Where the workers meet.
 
     Raises:
@@ -109,6 +123,7 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
             endpoint=asked.endpoint.strip(),
             settings=parse_settings(asked.settings),
             least_nodes=nodes[0],
+            spares=spares,
             local_address=asked.local_addr or "",
         )
     if kind == "alone":
@@ -125,18 +140,30 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
         port = DEFAULT_MASTER_PORT if asked.master_port is None else asked.master_port
     if not 0 <= port <= LAST_PORT:
         raise PortError(f"--master-port {port} is not a port, expected 1 to 65535, or 0 for any free one")
-    if port == 0 and nodes[1] > 1:
-        raise PortError(f"port 0 of {address}: a job on several nodes needs the same port on each, name one")
     if nodes[1] == 1:
         return MeetingPoint(kind, address, port)
+    agreed = agreed_point(address, port, nodes[1], parse_settings(asked.settings))
+    return replace(agreed, spares=spares, local_address=asked.local_addr or "")
+
+
+def agreed_point(address: str, port: int | None, count: int, settings: Pairs) -> MeetingPoint:
+    """Where ``count`` nodes meet that know this address and port, and their places.
+
+    Raises:
+        PortError: the port is 0, but all nodes need to know it.
+    """
+    port = DEFAULT_MASTER_PORT if port is None else port
+    if port == 0:
+        raise PortError(f"port 0 of {address}: a job on several nodes needs the same port on each, name one")
+    address = _bare(address)
     return MeetingPoint(
-        kind,
+        "static",
         address,
         port,
         backend=STATIC,
         endpoint=with_port(address, port),
-        settings=parse_settings(asked.settings),
-        least_nodes=nodes[1],
+        settings=settings,
+        least_nodes=count,
     )
 
 

@@ -1,12 +1,16 @@
-"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt. Only this module plans them."""
+"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt. Only this module plans them.
+
+At the end: the meeting of nodes that know beforehand their places.
+"""
 
 from __future__ import annotations
 
 from dsl._record import Record, replace
-from dsl.lists import THREADS_VARIABLE
-from dsl.model.job import NodePlan, Notice, WorkerPlan
-from dsl.model.request import PlacementRequest
-from dsl.output.routes import (
+from dsl.engine import LaunchSpec
+from dsl.errors import PortError
+from dsl.model.job import Meeting, NodePlan, Notice, WorkerPlan
+from dsl.model.request import DEFAULT_MASTER_PORT, PlacementRequest
+from dsl.output import (
     ERROR_FILE,
     RUN_PREFIX,
     Shown,
@@ -14,7 +18,6 @@ from dsl.output.routes import (
     needs_run_dir,
     plan_output,
     run_dirs,
-    with_stream_files,
     without_files,
 )
 from dsl.plan.worker import (
@@ -30,19 +33,31 @@ from dsl.plan.worker import (
     worker_commands,
     worker_environment,
 )
-from dsl.spec import LaunchSpec
+from dsl.words import LAST_PORT, THREADS_VARIABLE, counted, format_ranges, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Protocol
 
-    from dsl.binding.placement import Placement
+    from dsl.binding import Placement
     from dsl.facts import Facts
-    from dsl.machine.this_process import Names
-    from dsl.model.job import Job, Meeting, SignalMeaning
+    from dsl.machine import Names, Ports
+    from dsl.model.job import Job
     from dsl.model.request import SignalScope
+    from dsl.output import OutputPlan
     from dsl.output.plugin import StreamFiles
-    from dsl.output.routes import OutputPlan
+
+    class Rendezvous(Protocol):
+        """How the nodes of a job meet."""
+
+        def meet(self, attempt: int, local_world_size: int) -> Meeting:
+            """Meet the other nodes for an attempt, counted from 0, as a node with that many workers.
+
+            Raises:
+                DslError: the nodes do not meet.
+            """
+
 
 PID_FOLDER = "/tmp"  # noqa: S108  where programs that watch DeepSpeed's launcher look, whatever TMPDIR says
 """Directory of the file of ``--save_pid``."""
@@ -67,7 +82,7 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
-    from dsl.devices.nproc import local_world_size
+    from dsl.devices.counted import local_world_size
 
     environ = inherited_environment(job, facts.environ)
     return local_world_size(job.workers, environ, facts, alone=job.placement.virtual_local_rank)
@@ -98,217 +113,221 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     Raises:
         UsageError: this machine cannot fulfil a wish; the subclass tells the kind of error.
     """
-    flavour, count = job.flavour, meeting.local_world_size
-    inherited = inherited_environment(job, facts.environ)
-    own: tuple[Mapping[str, str], ...] = ()  # for each worker the variables that show it one device
-    if job.placement.virtual_local_rank:
-        from dsl.devices.nproc import own_devices
-
-        own = own_devices(job.workers, inherited, count, facts.devices)
-    env = group_environment(job, meeting, {**inherited, **pod_variables(job, facts)})
-    if count == 1:
-        env = {**shared_ranks(facts.environ, meeting, 0), **env}
-    if flavour.shows_slots:
-        env.update(shown_slots(job, job.hosts[meeting.host_index].slots, inherited, facts))
-    placement = _place(job, meeting, env, own, facts)
-    if placement is not None and placement.node_threads is not None:
-        env[THREADS_VARIABLE] = str(placement.node_threads)
-    if files.timer_file is not None:
-        env[TIMER_FILE_VARIABLE] = files.timer_file
-    set_defaults(env, flavour, count)
-    output = _plan_output(job, meeting, files, inherited, facts)
-    log_dir, run_folders = _folders(job, meeting, files)
-    workers = _workers(job, meeting, files, inherited, own, placement, output, facts)
-    plan = NodePlan(
-        host=_host_name(job, meeting, facts),
-        node_rank=meeting.node_rank,
-        workers=workers,
-        env=env,
-        master_addr=meeting.address,
-        master_port=meeting.port,
-        world_size=meeting.world_size,
-        group=LaunchSpec(
-            (),
-            on_failure="report" if job.stacks_on_failure else "stop",
-            grace_s=job.signals.grace_s,
-            signal_scope=job.signals.scope or _usual_scope(workers, facts),
-            binding=job.placement.rule(binds_memory=flavour.binds_memory),
-            log_max_bytes=job.output.max_bytes,
-            collapse=job.output.collapse,
-            line_files=output.line_files,
-            partial_after_s=job.output.partial_after_s,
-        ),
-        pid_file=f"{PID_FOLDER}/{facts.names.pid}.deepspeed" if job.save_pid else None,
-        log_dir=log_dir,
-        run_dirs=run_folders,
-        log_level=job.log_level,
-        notices=() if meeting.attempt else _notices(job, meeting, files, inherited, placement, output),
-        command=flavour.command,
-        name=job.program.name,
-        attempt=meeting.attempt,
-        handed_file=(inherited.get(ERROR_FILE_VARIABLE) or None) if flavour.hands_on_errors else None,
-        timer_file=files.timer_file,
-        signals=signal_meanings(job),
-        preempt_signal=job.signals.preempt,
-        preempt_grace_s=job.signals.preempt_grace_s,
-        stacks_on_failure=job.stacks_on_failure,
-        hang_timeout_s=job.hang_timeout_s,
-        hang_action=job.hang_action,
-        metrics=job.metrics,
-    )
+    plan = _Node(job, meeting, files, facts).plan()
     if job.debug.ranks:
-        from dsl.plan.debugging import with_debugger
+        from dsl.plan.starting import with_debugger
 
-        plan = with_debugger(plan, job)
+        plan = with_debugger(plan)
+    if job.start.wraps:
+        from dsl.plan.wraps import with_wraps
+
+        plan = with_wraps(plan)
     if job.start.method in ("spawn", "fork"):
         return plan
     from dsl.plan.starting import with_fork_servers
 
-    return with_fork_servers(plan, job, facts)
+    return with_fork_servers(plan, facts)
 
 
-def _workers(
-    job: Job,
-    meeting: Meeting,
-    files: AttemptFiles,
-    inherited: Mapping[str, str],
-    own: tuple[Mapping[str, str], ...],
-    placement: Placement | None,
-    output: OutputPlan,
-    facts: Facts,
-) -> tuple[WorkerPlan, ...]:
-    flavour = job.flavour
-    base = f"{files.run_dir}/attempt_{meeting.attempt}"
-    folders = [f"{base}/{local_rank}" for local_rank in range(meeting.local_world_size)]
-    commands = worker_commands(job.program, flavour, inherited, facts.names.executable, folders)
-    is_flat = _is_flat(job)
-    workers = []
-    for local_rank, rank in enumerate(meeting.ranks):
-        error_file = None
-        if flavour.keeps_errors and files.run_dir is not None:
-            flat = flat_error_file(files.run_dir, meeting.attempt, local_rank)
-            error_file = flat if is_flat else f"{folders[local_rank]}/{ERROR_FILE}"
-        env = worker_environment(flavour, meeting, local_rank, error_file or "")
-        if own:
-            env["LOCAL_RANK"] = "0"
-            env.update(own[local_rank])
-        binding = device = None
-        if placement is not None:
-            if placement.threads:
-                env[THREADS_VARIABLE] = str(placement.threads[local_rank])
-            binding = placement.bindings[local_rank] if placement.bindings else None
-            device = placement.devices[local_rank] if placement.devices else None
-        if files.chosen is not None:
-            error_file = files.chosen.workers[local_rank].error_file
-            env.update(files.chosen.workers[local_rank].env)
-        stdout, stderr = output.routes[local_rank]
-        workers.append(
-            WorkerPlan(
-                rank=rank,
-                local_rank=local_rank,
-                argv=commands[local_rank],
-                env=env,
-                cpus=binding.cpus if binding else None,
-                mempolicy=binding.mempolicy if binding else None,
-                stdin=local_rank == output.stdin,
-                stdout=stdout,
-                stderr=stderr,
-                prefix=output.prefixes[local_rank],
-                error_file=error_file,
-                device=device,
-            )
+class _Node:
+    """This node in one attempt: what is decided for it, step by step."""
+
+    def __init__(self, job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> None:
+        self._job, self._meeting, self._files, self._facts = job, meeting, files, facts
+        self._inherited = inherited_environment(job, facts.environ)
+        self._own: tuple[Mapping[str, str], ...] = ()
+        """For each worker the variables that show it one device."""
+        if job.placement.virtual_local_rank:
+            from dsl.devices.counted import own_devices
+
+            count = meeting.local_world_size
+            self._own = own_devices(job.workers, self._inherited, count, facts.devices)
+        self._host = job.hosts[meeting.host_index].name if job.hosts else facts.names.host
+        self._is_flat = (
+            job.flavour.keeps_errors and job.program.kind != "call" and not needs_run_dir(job.output)
         )
-    return tuple(workers)
+        """Error files lie side by side in the run's directory, because no other files need a place."""
 
+    def plan(self) -> NodePlan:
+        """The plan, without debuggers and fork servers."""
+        job, meeting, files, facts = self._job, self._meeting, self._files, self._facts
+        flavour, count = job.flavour, meeting.local_world_size
+        env = group_environment(job, meeting, {**self._inherited, **pod_variables(job, facts)})
+        if count == 1:
+            env = {**shared_ranks(facts.environ, meeting, 0), **env}
+        if flavour.shows_slots:
+            env.update(shown_slots(job, job.hosts[meeting.host_index].slots, self._inherited, facts))
+        placement = self._place(env)
+        if placement is not None and placement.node_threads is not None:
+            env[THREADS_VARIABLE] = str(placement.node_threads)
+        if files.timer_file is not None:
+            env[TIMER_FILE_VARIABLE] = files.timer_file
+        set_defaults(env, flavour, count)
+        output = self._output()
+        workers = self._workers(placement, output)
+        log_dir, run_folders = self._folders()
+        return NodePlan(
+            job,
+            meeting,
+            host=self._host,
+            workers=workers,
+            env=env,
+            group=LaunchSpec(
+                (),
+                on_failure="report" if job.stacks_on_failure else "stop",
+                grace_s=job.signals.grace_s,
+                signal_scope=job.signals.scope or _usual_scope(workers, facts),
+                binding=job.placement.rule(binds_memory=flavour.binds_memory),
+                log_max_bytes=job.output.max_bytes,
+                collapse=job.output.collapse,
+                line_files=output.line_files,
+                partial_after_s=job.output.partial_after_s,
+            ),
+            pid_file=f"{PID_FOLDER}/{facts.names.pid}.deepspeed" if job.save_pid else None,
+            log_dir=log_dir,
+            run_dirs=run_folders,
+            notices=() if meeting.attempt else self._notices(placement, output),
+            handed_file=(self._inherited.get(ERROR_FILE_VARIABLE) or None)
+            if flavour.hands_on_errors
+            else None,
+            timer_file=files.timer_file,
+        )
 
-def _host_name(job: Job, meeting: Meeting, facts: Facts) -> str:
-    return job.hosts[meeting.host_index].name if job.hosts else facts.names.host
+    def _workers(self, placement: Placement | None, output: OutputPlan) -> tuple[WorkerPlan, ...]:
+        flavour, meeting, files = self._job.flavour, self._meeting, self._files
+        base = f"{files.run_dir}/attempt_{meeting.attempt}"
+        folders = [f"{base}/{local_rank}" for local_rank in range(meeting.local_world_size)]
+        executable = self._facts.names.executable
+        commands = worker_commands(self._job.program, flavour, self._inherited, executable, folders)
+        workers = []
+        for local_rank, rank in enumerate(meeting.ranks):
+            error_file = None
+            if flavour.keeps_errors and files.run_dir is not None:
+                flat = flat_error_file(files.run_dir, meeting.attempt, local_rank)
+                error_file = flat if self._is_flat else f"{folders[local_rank]}/{ERROR_FILE}"
+            env = worker_environment(flavour, meeting, local_rank, error_file or "")
+            if self._own:
+                env["LOCAL_RANK"] = "0"
+                env.update(self._own[local_rank])
+            binding = device = None
+            if placement is not None:
+                if placement.threads:
+                    env[THREADS_VARIABLE] = str(placement.threads[local_rank])
+                binding = placement.bindings[local_rank] if placement.bindings else None
+                device = placement.devices[local_rank] if placement.devices else None
+            if files.chosen is not None:
+                error_file = files.chosen.workers[local_rank].error_file
+                env.update(files.chosen.workers[local_rank].env)
+            stdout, stderr = output.routes[local_rank]
+            workers.append(
+                WorkerPlan(
+                    rank=rank,
+                    local_rank=local_rank,
+                    argv=commands[local_rank],
+                    env=env,
+                    cpus=binding.cpus if binding else None,
+                    mempolicy=binding.mempolicy if binding else None,
+                    stdin=local_rank == output.stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    prefix=output.prefixes[local_rank],
+                    error_file=error_file,
+                    device=device,
+                )
+            )
+        return tuple(workers)
 
+    def _place(self, env: Mapping[str, str]) -> Placement | None:
+        """Cores, memory and devices of the workers; nothing is looked up for a job that asks for nothing."""
+        job, meeting = self._job, self._meeting
+        if job.placement == PlacementRequest(virtual_local_rank=job.placement.virtual_local_rank):
+            return None
+        from dsl.binding import NodeGroup, place
 
-def _place(
-    job: Job, meeting: Meeting, env: Mapping[str, str], own: tuple[Mapping[str, str], ...], facts: Facts
-) -> Placement | None:
-    """Cores, memory and devices of the workers; nothing is looked up for a job that asks for nothing."""
-    if job.placement == PlacementRequest(virtual_local_rank=job.placement.virtual_local_rank):
-        return None
-    from dsl.binding.placement import NodeGroup, place
+        tells = job.flavour.tells_bindings
+        group = NodeGroup(
+            count=meeting.local_world_size,
+            env=env,
+            own=self._own,
+            accelerator=accelerator_of(job, env, self._facts) if job.hosts else "",
+            workers=job.workers,
+            first_rank=meeting.ranks.start if tells else 0,
+            noun="rank" if tells else "local rank",
+            announces=tells,
+        )
+        return place(job.placement, group, self._facts)
 
-    tells = job.flavour.tells_bindings
-    group = NodeGroup(
-        count=meeting.local_world_size,
-        env=env,
-        own=own,
-        accelerator=accelerator_of(job, env, facts) if job.hosts else "",
-        workers=job.workers,
-        first_rank=meeting.ranks.start if tells else 0,
-        noun="rank" if tells else "local rank",
-        announces=tells,
-    )
-    return place(job.placement, group, facts)
+    def _output(self) -> OutputPlan:
+        job, meeting, files, facts = self._job, self._meeting, self._files, self._facts
+        asked = job.output
+        if asked.logs_specs is not None:
+            asked = without_files(asked)
+        elif not job.flavour.logs_by_folder:
+            # Without stream maps torch's functions write no files, even with a log directory.
+            asked = replace(asked, log_dir=None)
+        each_rank_logs: tuple[str, ...] = ()
+        if asked.each_rank_log is not None:
+            from dsl.output import rank_log_path
 
+            stamp = facts.names.stamp()
+            each_rank_logs = tuple(
+                [rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks]
+            )
+        shown = Shown(
+            *(meeting.ranks, meeting.world_size, self._inherited, job.role, self._host),
+            *(files.run_dir, meeting.attempt, each_rank_logs),
+        )
+        output = plan_output(asked, shown, facts.console)
+        if files.chosen is None:
+            return output
+        from dsl.output.plugin import with_stream_files
 
-def _plan_output(
-    job: Job, meeting: Meeting, files: AttemptFiles, inherited: Mapping[str, str], facts: Facts
-) -> OutputPlan:
-    asked = job.output
-    if asked.logs_specs is not None:
-        asked = without_files(asked)
-    elif not job.flavour.logs_by_folder:
-        # Without stream maps torch's functions write no files, even with a log directory.
-        asked = replace(asked, log_dir=None)
-    each_rank_logs: tuple[str, ...] = ()
-    if asked.each_rank_log is not None:
-        from dsl.output.grammar import rank_log_path
+        return with_stream_files(output, files.chosen, facts.console)
 
-        stamp = facts.names.stamp()
-        each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
-    output = plan_output(
-        asked,
-        Shown(
-            meeting.ranks,
-            meeting.world_size,
-            inherited,
-            job.role,
-            _host_name(job, meeting, facts),
-            files.run_dir,
-            meeting.attempt,
-            each_rank_logs,
-        ),
-        facts.console,
-    )
-    return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
+    def _folders(self) -> tuple[str | None, tuple[str, ...]]:
+        """The directory to make if it is missing, and those of the run.
 
+        A plug-in puts logs elsewhere, but a call leaves its results in the directory of the run.
+        """
+        asked, run_dir = self._job.output, self._files.run_dir
+        if self._files.chosen is not None and (run_dir is None or self._job.program.kind != "call"):
+            return None, ()
+        if run_dir is None:
+            return asked.each_rank_log, ()
+        if self._is_flat:
+            return None, (run_dir,)
+        made = run_dirs(run_dir, self._meeting.attempt, self._meeting.local_world_size)
+        return asked.each_rank_log or asked.log_dir, made
 
-def _folders(job: Job, meeting: Meeting, files: AttemptFiles) -> tuple[str | None, tuple[str, ...]]:
-    """The directory to make if it is missing, and those of the run.
+    def _notices(self, placement: Placement | None, output: OutputPlan) -> tuple[Notice, ...]:
+        """What the user should know before the first attempt."""
+        threads: list[Notice] = []
+        if self._meeting.local_world_size > 1 and not (placement and placement.threads):
+            threads = [
+                Notice(
+                    "detail", f"{name}={value} for each worker, set it to choose another number of threads"
+                )
+                for name, value in self._job.flavour.crowd_defaults
+                if name not in self._inherited
+            ]
+        placed = placement.notices if placement else ()
+        return (*self._meeting.notices, *threads, *placed, *self._log_notices(output))
 
-    A plug-in puts logs elsewhere, but a call leaves its results in the directory of the run.
-    """
-    if files.chosen is not None and (files.run_dir is None or job.program.kind != "call"):
-        return None, ()
-    if files.run_dir is None:
-        return job.output.each_rank_log, ()
-    if _is_flat(job):
-        return None, (files.run_dir,)
-    made = run_dirs(files.run_dir, meeting.attempt, meeting.local_world_size)
-    return job.output.each_rank_log or job.output.log_dir, made
-
-
-def _is_flat(job: Job) -> bool:
-    """Whether error files lie side by side in the run's directory, because no other files need a place."""
-    return job.flavour.keeps_errors and job.program.kind != "call" and not needs_run_dir(job.output)
-
-
-def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:
-    """What a signal to the job means, by number; None: the engine's usual table."""
-    asked = job.signals
-    if asked.stop is None:
-        return None
-    signals: dict[int, SignalMeaning] = dict.fromkeys(asked.stop, "stop")
-    signals.update(dict.fromkeys(asked.forward, "forward"))
-    if asked.preempt is not None:
-        signals[asked.preempt] = "preempt"
-    return signals
+    def _log_notices(self, output: OutputPlan) -> list[Notice]:
+        flavour, asked = self._job.flavour, self._job.output
+        if asked.logs_specs is not None or asked.each_rank_log is not None:
+            return []
+        routes = [route for both in output.routes for route in both if route is not None]
+        if output.line_files or any(route.path is not None for route in routes):
+            return [Notice("info", f"log files are in {self._files.run_dir}", is_made=True)]
+        notices = []
+        if asked.log_dir is not None and not (flavour.logs_by_folder or asked.redirects or asked.tee):
+            text = f"no output goes to {asked.log_dir}: that takes tee, or redirects"
+            notices.append(Notice("info", text, is_made=True))
+        if asked.max_bytes is not None and flavour.keeps_errors:
+            text = "--log-max-size has no effect without log files, such as --log-dir"
+            notices.append(Notice("warning", text))
+        return notices
 
 
 def _usual_scope(workers: tuple[WorkerPlan, ...], facts: Facts) -> SignalScope:
@@ -319,39 +338,118 @@ def _usual_scope(workers: tuple[WorkerPlan, ...], facts: Facts) -> SignalScope:
     return "rank" if all(one.argv[0] == facts.names.executable for one in workers) else "group"
 
 
-def _notices(
-    job: Job,
-    meeting: Meeting,
-    files: AttemptFiles,
-    inherited: Mapping[str, str],
-    placement: Placement | None,
-    output: OutputPlan,
-) -> tuple[Notice, ...]:
-    """What the user should know before the first attempt."""
-    flavour = job.flavour
-    threads: list[Notice] = []
-    if not (placement and placement.threads):
-        crowd = flavour.crowd_defaults if meeting.local_world_size > 1 else ()
-        threads = [
-            Notice("detail", f"{name}={value} for each worker, set it to choose another number of threads")
-            for name, value in crowd
-            if name not in inherited
-        ]
-    placed = placement.notices if placement else ()
-    return (*meeting.notices, *threads, *placed, *_log_notices(job, files, output))
+MOST_COMMANDS = 16
+"""Workers whose command is logged; the commands of further workers differ only in their ranks."""
+
+LONGEST_COMMAND = 2000
+"""Characters of one logged command."""
 
 
-def _log_notices(job: Job, files: AttemptFiles, output: OutputPlan) -> list[Notice]:
-    asked = job.output
-    if asked.logs_specs is not None or asked.each_rank_log is not None:
-        return []
-    routes = [route for both in output.routes for route in both if route is not None]
-    if output.line_files or any(route.path is not None for route in routes):
-        return [Notice("info", f"log files are in {files.run_dir}", is_made=True)]
-    notices = []
-    if asked.log_dir is not None and not (job.flavour.logs_by_folder or asked.redirects or asked.tee):
-        text = f"no output goes to {asked.log_dir}: that takes tee, or redirects"
-        notices.append(Notice("info", text, is_made=True))
-    if asked.max_bytes is not None and job.flavour.keeps_errors:
-        notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --log-dir"))
-    return notices
+def account(plan: NodePlan, environ: Mapping[str, str]) -> tuple[Notice, ...]:
+    """What ``--log_level debug`` logs about a plan, as DeepSpeed's and torch's launchers do.
+
+    Variables are logged without values, which may be secrets. ``environ``: what the workers inherit.
+    """
+    from shlex import join
+
+    job, meeting = plan.job, plan.meeting
+    lines = [
+        f"host {rank} is {host.name} with slots {format_ranges(host.slots)}"
+        for rank, host in enumerate(job.hosts)
+    ]
+    ranks = format_ranges([worker.rank for worker in plan.workers])
+    lines.append(
+        f"node {meeting.node_rank} of {job.node_count} ({plan.host}) starts ranks {ranks} of "
+        f"{meeting.world_size}, which meet at {meeting.address}:{meeting.port}"
+    )
+    limits = f"{counted(job.max_restarts, 'restart')}, {plan.group.grace_s:g} s of grace"
+    name = f"run {shorten(job.run_id)}, " if job.run_id else ""
+    place = f", files in {plan.run_dirs[0]}" if plan.run_dirs else ""
+    lines.append(f"{name}attempt {meeting.attempt}, {limits}{place}")
+    shared = [name for name, value in plan.env.items() if environ.get(name) != value]
+    own = {name for worker in plan.workers for name in worker.env}
+    inherited = set(environ) & set(plan.env) - set(shared)
+    told = [", ".join(sorted(names)) or "none" for names in (shared, own, inherited)]
+    lines.append(f"variables for all workers: {told[0]}; for each worker: {told[1]}")
+    lines.append(f"variables that they inherit: {told[2]}")
+    lines += [
+        f"{worker.label} runs {shorten(join(worker.command), LONGEST_COMMAND)}"
+        for worker in plan.workers[:MOST_COMMANDS]
+    ]
+    more = len(plan.workers) - MOST_COMMANDS
+    if more > 0:
+        lines.append(f"{more} more run the same with ranks of their own")
+    return tuple([Notice("debug", line) for line in lines])
+
+
+class Static:
+    """A job whose nodes never change. It may have only one node.
+
+    The default port 29500 is used if it is free, and replaced if not. A port that the user names is used, or
+    refused with the name of its holder.
+
+    Named hosts say how many workers each has. Without them no node can ask another node, so each assumes that
+    all have as many workers as itself, as torchrun's static rendezvous does.
+    """
+
+    def __init__(self, job: Job, node_rank: int, ports: Ports) -> None:
+        self._job = job
+        self._node_rank = node_rank
+        self._ports = ports
+
+    def meet(self, attempt: int, local_world_size: int) -> Meeting:
+        """The meeting of one attempt.
+
+        Raises:
+            PortError: the port that the user named is taken, or no port is free.
+        """
+        job = self._job
+        sizes = tuple([len(host.slots) for host in job.hosts]) or (local_world_size,) * job.node_count
+        port, stands_in = self._port(attempt)
+        notices: tuple[Notice, ...] = ()
+        if stands_in:
+            notices = (Notice("info", f"master port {DEFAULT_MASTER_PORT} is taken, using {port}"),)
+        return Meeting(
+            attempt=attempt,
+            node_rank=self._node_rank,
+            local_world_sizes=sizes,
+            address=job.meeting.address,
+            port=port,
+            round=attempt,
+            restarts=attempt,
+            notices=notices,
+        )
+
+    def _port(self, attempt: int) -> tuple[int, bool]:
+        """The port of one attempt, and whether it replaces the default port."""
+        asked, shared = self._job.meeting.port, self._job.node_count > 1
+        if attempt and asked and not shared and not self._ports.is_free(asked):
+            # The job has used this port before. It does not end because another process has taken the port
+            # since.
+            return self._ports.pick(), False
+        return choose_port(asked, shared=shared, ports=self._ports, here=self._node_rank == 0)
+
+
+def choose_port(asked: int | None, *, shared: bool, ports: Ports, here: bool = True) -> tuple[int, bool]:
+    """Return the master port, and whether it replaces the default port because that is taken.
+
+    ``asked`` is the user's port (None: not given; 0: any free one). ``shared``: other nodes must find the
+    same port by themselves, so we cannot choose another. ``here``: rank 0 listens on this node; on other
+    nodes the port may be in use.
+
+    Raises:
+        PortError: not a port, taken, not permitted, or 0 though it is shared.
+    """
+    if asked is not None and not 0 <= asked <= LAST_PORT:
+        raise PortError(f"master port {asked} is none, expected 1 to {LAST_PORT}, or 0 for any free one")
+    if asked == 0 and shared:
+        raise PortError("master port 0: a job on several nodes needs the same port on each, name one")
+    if asked == 0:
+        return ports.pick(), False
+    port = DEFAULT_MASTER_PORT if asked is None else asked
+    if not here or ports.is_free(port):
+        return port, False
+    if asked is None and not shared:
+        return ports.pick(), True
+    advice = "choose another, the same on every node" if shared else "choose another, or 0 for any free one"
+    raise PortError(f"master port {port} is taken by {ports.holder(port)}; {advice}")

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import NoDevicesError
-from dsl.lists import TASKS, THREADS_VARIABLE, shorten
 from dsl.model.job import Flavour
-from dsl.signals import signal_word
+from dsl.words import TASKS, THREADS_VARIABLE, shorten, signal_word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.lists import TaskNames
     from dsl.model.job import Job, Meeting
     from dsl.model.request import Program
+    from dsl.words import TaskNames
 
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -91,7 +90,7 @@ def shown_slots(job: Job, slots: Sequence[int], inherited: Mapping[str, str], fa
     Raises:
         NoDevicesError: Slurm has given too few devices.
     """
-    from dsl.devices.accelerators import ACCELERATORS
+    from dsl.devices import ACCELERATORS
 
     accelerator = accelerator_of(job, inherited, facts)
     variable = ACCELERATORS[accelerator].visible_variable
@@ -257,9 +256,10 @@ def worker_commands(
     are the workers' own directories, ``RUN/attempt_N/LOCAL_RANK``: the command of a call names files there.
     """
     ranks = range(len(folders))
-    if program.kind == "call":
-        words = (program.script, *program.args)
-        return [(*words, *_call_files(folders[rank]), str(rank)) for rank in ranks]
+    if program.kind == "call":  # `dsl.functions.call` writes and reads these files
+        run_dir = folders[0].rpartition("/")[0].rpartition("/")[0]
+        words = (program.script, *program.args, f"{run_dir}/{CALL_FILE}")
+        return [(*words, f"{folders[rank]}/{RESULT_FILE}", str(rank)) for rank in ranks]
     head: tuple[str, ...] = (program.script,)
     if program.kind != "program":
         interpreter = interpreter_of(flavour, environ, executable)
@@ -284,12 +284,6 @@ def interpreter_of(flavour: Flavour, environ: Mapping[str, str], executable: str
 
 def _filled(words: Sequence[str], local_rank: int) -> list[str]:
     return [word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in words]
-
-
-def _call_files(folder: str) -> tuple[str, str]:
-    """Where a worker reads the call, and where it leaves the result; see `dsl.functions.call`."""
-    run_dir = folder.rpartition("/")[0].rpartition("/")[0]
-    return f"{run_dir}/{CALL_FILE}", f"{folder}/{RESULT_FILE}"
 
 
 # What torch's agent tells its workers. DeepSpeed's elastic agent is torch's, too.

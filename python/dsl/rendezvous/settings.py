@@ -7,7 +7,7 @@ other brings a warning.
 
 from __future__ import annotations
 
-from dsl.lists import parse_number, parse_seconds, quote
+from dsl.words import parse_number, parse_seconds, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,118 +1,70 @@
-"""The part of the delegate that knows torch: makes a handler from its registry, and sees every state.
+"""The part of the delegate that knows torch: its handlers, their state, stores and errors.
 
 The functions here import torch, only in the delegate's process. They rely on torch's names without an
-underscore. Names with an underscore make it faster or tell more; the code checks for each before it uses it.
+underscore. Names with an underscore make it safer; the code checks for each before it uses it.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import random
 import socket
-import threading
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
-from dsl._record import replace
-from dsl.errors import RendezvousError
-from dsl.lists import with_port
+from dsl._record import Record
+from dsl.errors import DslError, RendezvousError
 from dsl.machine.network import is_own_address, resolve
 from dsl.model.job import MeetingPoint
-from dsl.rendezvous.delegate_messages import Open
+from dsl.rendezvous.delegate_messages import MeetingRefused, Open, RefusalKind
 from dsl.rendezvous.settings import number, unknown_settings
-from dsl.rendezvous.store_messages import News, StateChanged
-from dsl.rendezvous.view import Node, View, read_state
+from dsl.words import counted, with_port
+
+# Text, as in `dsl.model.request`.
+Node: TypeAlias = "tuple[str, int, int]"
+"""Address, pid and a local number: torch tells nodes apart by these, and orders them."""
 
 PORTS = {"c10d": 29400, "etcd-v2": 2379, "etcd": 2379}
 """Port of a backend if the endpoint names none."""
-LOCAL = "127.0.0.1"
+ABSENT = "\x00absent"
+"""A value that no key has."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the agent wants something else
-    """The agent no longer wants the present order."""
+class View(Record):
+    """The state of torch's own handler, one object for all nodes, which each of them reads and writes."""
 
-
-class RendezvousHooks:
-    """Calls into the delegate while torch works."""
-
-    def saw(self, view: View) -> None:
-        """torch has read or written this state. Any thread of torch's may call this."""
-
-    def pause(self, seconds: float) -> None:
-        """Sleep in torch's place before it asks the store again.
-
-        Raises:
-            Interrupted: do not go on.
-        """
-
-    def check(self) -> None:
-        """Decide whether torch may ask the store.
-
-        Raises:
-            Interrupted: do not go on.
-        """
-
-
-class Watched:
-    """A backend of torch's that shows us each state, and tells the other nodes when it has written one."""
-
-    def __init__(self, site: Site) -> None:
-        self._backend = site.backend
-        self._site = site
-        self._last = View()
-        """The last state without its heartbeats."""
-
-    @property
-    def name(self) -> str:
-        """torch's name of the backend."""
-        return str(self._backend.name)
-
-    def get_state(self) -> Any:
-        """Read the state and its token."""
-        self._site.hooks.check()
-        found = self._backend.get_state()
-        if found is not None:
-            self._take(found[0])
-        return found
-
-    def set_state(self, state: bytes, token: Any = None) -> Any:
-        """Write the state if no other node has written it since the token was read."""
-        self._site.hooks.check()
-        found = self._backend.set_state(state, token)
-        if found is not None:
-            before = self._last
-            self._take(found[0])
-            if found[2] and self._last != before and self._site.news is not None:
-                self._site.news.post(StateChanged())
-        return found
-
-    def _take(self, data: bytes) -> None:
-        view = view_of(data)
-        self._last = replace(view, heartbeats=())
-        self._site.hooks.saw(view)
+    round: int = 0
+    """Number of the round."""
+    is_complete: bool = False
+    """The round has its nodes, and they have ranks."""
+    is_closed: bool = False
+    """The job is over."""
+    participants: tuple[Node, ...] = ()
+    """Nodes of the round, in the order of their ranks."""
+    waiting: tuple[Node, ...] = ()
+    """Nodes that wait for the next round, or for a place in the job."""
 
 
 def view_of(data: bytes) -> View:
-    """The view in the bytes of a state."""
-    return read_state(pickle.loads(data))  # noqa: S301 - torch's protocol: every node loads it anyway
+    """The view in the bytes of a state. Its attributes have had the same names since torch 1.9."""
+    state = pickle.loads(data)  # noqa: S301 - torch's protocol: every node loads it anyway
+    ranks = {name_node(node): rank for node, rank in state.participants.items()}
+    waiting = {*state.wait_list, *getattr(state, "redundancy_list", ())}  # the second since 2.4
+    return View(
+        round=state.round,
+        is_complete=bool(state.complete),
+        is_closed=bool(state.closed),
+        participants=tuple(sorted(ranks, key=lambda node: (ranks[node], node))),
+        waiting=tuple(sorted(map(name_node, waiting))),
+    )
 
 
-def change_state(backend: Any, change: Callable[[Any], bool]) -> bool:
-    """Change torch's state. ``change`` gets the object, and returns whether it has changed it."""
-    for _ in range(100):
-        found = backend.get_state()
-        if found is None:
-            return False
-        state = pickle.loads(found[0])  # noqa: S301 - as above
-        if not change(state):
-            return False
-        done = backend.set_state(pickle.dumps(state), found[1])
-        if done is not None and done[2]:
-            return True
-    return False
+def name_node(node: Any) -> Node:
+    """Our name for a node, from torch's descriptor."""
+    return (node.addr, node.pid, node.local_id)
 
 
 class Site:
@@ -120,18 +72,11 @@ class Site:
 
     def __init__(self, order: Open) -> None:
         self.order = order
-        self.hooks = RendezvousHooks()
         self.handler: Any = None
         self.backend: Any = None
         """The backend of a dynamic handler."""
-        self.watch_backend: Any = None
-        """The backend on a second connection, for the watching thread, which waits there."""
         self.store: Any = None
         """The store beneath all rounds."""
-        self.watch_store: Any = None
-        """The store on the second connection."""
-        self.news: News | None = None
-        """For writing threads."""
         self.is_host = False
         """Whether this process hosts the store."""
         self.can_wait = False
@@ -146,14 +91,15 @@ class Site:
 
     @property
     def is_assigned(self) -> bool:
-        """See `dsl.rendezvous.round_keys.Round`."""
+        """Group rank 0 assigns the ranks, as in torch since 2.4. Before, each node found its own."""
         from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
         return not hasattr(SimpleElasticAgent, "_share_and_gather")
 
-    def new_news(self) -> News:
-        """News for another thread, on the watching connection."""
-        return News(self.watch_store, self.order.run_id, can_wait=self.can_wait)
+    def view(self) -> View:
+        """The present state of a dynamic handler."""
+        found = self.backend.get_state()
+        return View() if found is None else view_of(found[0])
 
 
 def is_file(point: MeetingPoint) -> bool:
@@ -203,43 +149,23 @@ def open_site(order: Open) -> Site:
 
     site = Site(order)
     if point.backend == "c10d":
-        _open_c10d(site, parameters)
-    elif point.backend == "etcd-v2":
-        from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend
+        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
-        site.backend, site.store = create_backend(parameters())
-        site.watch_backend, site.watch_store = create_backend(parameters())
+        site.can_wait = not is_file(point)
+        made = _open_tcp(site, parameters, create_backend) if site.can_wait else create_backend(parameters())
+    elif point.backend == "etcd-v2":
+        from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend as create_etcd
+
+        made = create_etcd(parameters())
     else:
         site.handler = _from_registry(parameters())
         return site
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-    site.news = News(site.store, order.run_id, can_wait=site.can_wait)
-    _be_unique()
-    site.handler = create_handler(site.store, Watched(site), parameters())
-    _quicken(site)
+    site.backend, site.store = made
+    _adapt()
+    site.handler = create_handler(site.store, site.backend, parameters())
     return site
-
-
-def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
-    """Connect twice: for the handler, and for the watching thread."""
-    from torch.distributed import FileStore, TCPStore
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
-        C10dRendezvousBackend,
-        create_backend,
-    )
-
-    if is_file(site.order.point):
-        site.backend, site.store = create_backend(parameters())
-        site.watch_store = FileStore(str(getattr(site.store, "path", "") or site.order.point.endpoint))
-    else:
-        site.backend, site.store = _open_tcp(site, parameters, create_backend)
-        host, port = host_and_port(site.order.point)
-        timeout = timedelta(seconds=number(site.order.point.settings, "read_timeout"))
-        port = int(getattr(site.store, "port", 0)) or port
-        site.watch_store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-        site.can_wait = True
-    site.watch_backend = C10dRendezvousBackend(site.watch_store, site.order.run_id)
 
 
 def _open_tcp(site: Site, parameters: Callable[..., Any], create: Callable[..., Any]) -> Any:
@@ -293,51 +219,27 @@ def _from_registry(parameters: Any) -> Any:
         ) from error
 
 
-def _be_unique() -> None:
-    """Make torch number its nodes from a random number: another container may share host and pid."""
+def _adapt() -> None:
+    """Make two things in torch different, if it has these names."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
 
     names: Any = getattr(getattr(module, "DynamicRendezvousHandler", None), "_node_desc_generator", None)
     if hasattr(names, "_local_id"):
-        names._local_id = int.from_bytes(os.urandom(4), "little")  # noqa: SLF001 - torch offers no other way
+        # Another container may share host and pid, so a random number tells the nodes apart.
+        names._local_id = int.from_bytes(os.urandom(4), "little")  # noqa: SLF001 - there is no other way
+    if hasattr(module, "RendezvousStoreInfo"):
+        # `Meetings` finds MASTER_ADDR without the key that a node under torchrun may never write.
+        module.RendezvousStoreInfo = SimpleNamespace(build=lambda *_args, **_kwargs: None)
 
 
-def _quicken(site: Site) -> None:
-    """Shorten torch's pauses. If torch lacks these names, it is only slower."""
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
-
-    holder = getattr(site.handler, "_state_holder", None)
-    if holder is not None and hasattr(holder, "_cache_duration"):
-        holder._cache_duration = 0  # noqa: SLF001 - a cached state may be a second old
-
-    def delay(seconds: float | tuple[float, float]) -> None:
-        least, most = seconds if isinstance(seconds, tuple) else (seconds, seconds)
-        site.hooks.pause(random.uniform(least, most))  # noqa: S311 - no secret
-
-    for name, stand_in in (
-        ("_delay", delay),
-        # It searches the whole stack and its sources to name a function in an event that is never read.
-        ("get_method_name", lambda _depth=2: "rendezvous"),
-        # `round_keys` agrees about MASTER_ADDR without the key that a node under torchrun may never write.
-        ("RendezvousStoreInfo", SimpleNamespace(build=lambda *_args, **_kwargs: None)),
-    ):
-        if hasattr(module, name):
-            setattr(module, name, stand_in)
-
-
-def node_of(handler: Any, local_addr: str | None) -> Node:
+def node_of(site: Site) -> Node:
     """torch's name of this node."""
-    node = getattr(handler, "_this_node", None)
+    node = getattr(site.handler, "_this_node", None)
     if node is not None:
-        return (node.addr, node.pid, node.local_id)
-    return (local_addr or socket.getfqdn(), os.getpid(), 0)
+        return name_node(node)
+    import socket
 
-
-def stop_heartbeats(handler: Any) -> None:
-    """Stop the heartbeats, so that no node believes that this node is still there."""
-    stop = getattr(handler, "_stop_heartbeats", None)
-    if stop is not None:
-        threading.Thread(target=stop, daemon=True).start()  # torch waits for a heartbeat that is under way
+    return (site.order.point.local_address or socket.getfqdn(), os.getpid(), 0)
 
 
 def next_round(handler: Any) -> tuple[Any, int, int, tuple[str, int] | None]:
@@ -371,3 +273,148 @@ def clear_store(host: str, port: int) -> bool:
     except Exception:  # noqa: BLE001 - for any error: the store could not be cleared
         return False
     return True
+
+
+# What the stores of every version of torch can answer.
+
+
+def wait_for(store: Any, keys: list[str], timeout_s: float) -> bool:
+    """Whether the keys come within this time, in a store that can wait. A store that is gone has no keys."""
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
+        return False
+    return True
+
+
+def has_keys(store: Any, keys: Iterable[str]) -> bool:
+    """Whether all keys are there.
+
+    Raises:
+        RuntimeError: the store is gone.
+    """
+    if hasattr(store, "check"):
+        return bool(store.check(list(keys)))
+    # Stores before torch 2.3 have no `check`. Comparing makes no key, and reports an absent key as expected.
+    return all(bytes(store.compare_set(key, ABSENT, ABSENT)) != ABSENT.encode() for key in keys)
+
+
+LONGEST_TEXT = 400
+PROBE_S = 2.0
+
+
+class Refusal(Exception):  # noqa: N818 - it becomes a `MeetingRefused`
+    """The nodes cannot meet, and we know why."""
+
+    def __init__(self, kind: RefusalKind, text: str) -> None:
+        super().__init__(text)
+        self.kind: RefusalKind = kind
+
+
+def refusal(
+    error: Exception, order: Open, tried_s: float, place: str = "", *, is_open: bool = True
+) -> MeetingRefused:
+    """The refusal for an error that came after ``tried_s`` seconds.
+
+    ``place``: where the store is. ``is_open``: there was a connection to it before.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    place = place or where(order.point)
+    tried = f"tried for {tried_s:.0f} s"
+    if isinstance(error, Refusal):
+        return MeetingRefused(str(error), error.kind)
+    if "RendezvousGracefulExitError" in names:
+        return MeetingRefused(
+            f"the job {order.run_id} has ended without this node, which was a spare", "unneeded"
+        )
+    if "RendezvousClosedError" in names:
+        return MeetingRefused(over_text(order, place), "closed")
+    if "RendezvousTimeoutError" in names:
+        return MeetingRefused(_timeout_text(order, place), "timeout")
+    if names & {"RendezvousConnectionError", "DistNetworkError", "DistStoreError", "TimeoutError"}:
+        text = _lost_text(order, place) if is_open else connection_text(order, tried)
+        return MeetingRefused(text, "connection")
+    if isinstance(error, ImportError):
+        return MeetingRefused(_import_text(error, order), "settings")
+    if isinstance(error, (ValueError, TypeError, DslError)):
+        return MeetingRefused(f"rendezvous at {place}: {one_line(error)}", "settings")
+    if "etcd" in order.point.backend:
+        return MeetingRefused(f"{connection_text(order, tried)} ({one_line(error)})", "connection")
+    return MeetingRefused(f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}", "other")
+
+
+def over_text(order: Open, place: str) -> str:
+    """Why nobody can join a job that is over."""
+    is_named = is_file(order.point) and order.point.endpoint
+    hint = f"remove {order.point.endpoint}" if is_named else "choose another run id"
+    return f"the job {order.run_id} at {place} is over: {hint} to begin a new one"
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:LONGEST_TEXT].rstrip(". ")
+
+
+def _timeout_text(order: Open, place: str) -> str:
+    time_s = number(order.point.settings, "join_timeout")
+    return (
+        f"too few nodes have come to {place} with run id {order.run_id} within {time_s} s, it takes "
+        f"{order.point.least_nodes}: start them with the same run id and endpoint, or raise join_timeout"
+    )
+
+
+def waiting_text(order: Open, place: str) -> str:
+    """What a node waits for that meets the others by torch's own rendezvous."""
+    least, most = order.point.least_nodes, order.max_nodes
+    count = counted(least, "node") if least == most else f"{least} to {most} nodes"
+    return f"waits for {count} in all at {place} with run id {order.run_id}, or for a place among them"
+
+
+def connection_text(order: Open, tried: str) -> str:
+    """Why the store cannot be reached. ``tried``: how long we tried or still try, in words."""
+    place = where(order.point)
+    if is_file(order.point):
+        return (
+            f"the file {place} cannot be used as a store of the rendezvous: check that all nodes may write it"
+        )
+    why = why_no_connection(*host_and_port(order.point)) or "it does not answer as a store"
+    return (
+        f"no connection to the store of the rendezvous at {place} ({why}), {tried}: start the node that "
+        "hosts it, or correct the endpoint"
+    )
+
+
+def _lost_text(order: Open, place: str) -> str:
+    """Why a store cannot be reached any more."""
+    if is_file(order.point):
+        return connection_text(order, "")
+    why = why_no_connection(*host_and_port(order.point)) or "what listens there now is another one"
+    return (
+        f"the store of the rendezvous at {place} has ended ({why}) while this node waited for the others: "
+        f"the node that hosts it has gone, or its run id is not {order.run_id}; start it first, then this one"
+    )
+
+
+def why_no_connection(host: str, port: int) -> str:
+    """Why a connection fails, in the system's words; empty if it works."""
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_S):
+            return ""
+    except socket.gaierror:
+        return f"the name {host} has no address here"
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return os.strerror(error.errno).lower() if error.errno else one_line(error)
+
+
+def _import_text(error: ImportError, order: Open) -> str:
+    if "etcd" in str(error):
+        needed = f"backend {order.point.backend} needs the package python-etcd"
+        return f"{needed}, which {sys.executable} has not: pip install python-etcd"
+    if error.name is not None and error.name.split(".")[0] == "torch":
+        return (
+            f"a rendezvous of nodes that come and go needs torch, which {sys.executable} has not: install it"
+        )
+    return f"backend {order.point.backend} needs a module that cannot be imported: {one_line(error)}"

@@ -1,7 +1,7 @@
-"""Tells the user what happens to a job: one narrator for all jobs, and a sink that takes its lines.
+"""Tells the user what happens to a job: one narrator for all jobs, and a function that shows its lines.
 
-The sink of the commands is the console. Launches from Python have the logger (`dsl.functions.launcher`), and
-an agent that a head conducts sends the lines to the head (`dsl.agent.node`).
+Commands show them on the console. Launches from Python have the logger (`dsl.functions.launcher`), and an
+agent that a head conducts sends the lines to the head (`dsl.agent.node`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsl import (
     Stopping,
     Unbound,
 )
-from dsl.lists import counted
+from dsl._record import replace
 from dsl.model.job import Notice
 from dsl.model.outcome import (
     REQUEUE_CODE,
@@ -38,43 +38,29 @@ from dsl.model.outcome import (
 from dsl.model.request import LEVELS, Level
 from dsl.report import speak
 from dsl.report.speak import say, write
-from dsl.signals import signal_name
+from dsl.words import counted, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
+    from typing import TypeAlias
 
+    from dsl.conductor.restarts import Tried
     from dsl.model.job import NodePlan
     from dsl.model.judgement import Judgement
-    from dsl.model.outcome import Tried
 
-    class Sink(Protocol):
-        """Takes what the narrator says."""
-
-        has_verdict: bool
-        """It takes the verdict, too; otherwise the user gets the verdict in another way."""
-
-        def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:
-            """Take one line. ``mark`` stands before it where lines do not show their level: ``warning: ``."""
+    Show: TypeAlias = Callable[[NodePlan, str, Level, str], None]
+    """Shows one line. The last text stands before it where lines do not show their level: ``warning: ``."""
 
 
 LONGEST_MESSAGE = 300
 STDERR = 2
 
 
-class ConsoleSink:
-    """A sink that writes the lines to stderr that the plan's log level includes."""
-
-    has_verdict = True
-
-    def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:
-        """Write one line."""
-        if LEVELS[level] >= LEVELS[plan.log_level]:
-            say(plan.command, mark + text)
-
-
-CONSOLE = ConsoleSink()
+def to_console(plan: NodePlan, text: str, level: Level, mark: str) -> None:
+    """Write one line to stderr if the plan's log level includes it."""
+    if LEVELS[level] >= LEVELS[plan.job.log_level]:
+        say(plan.command, mark + text)
 
 
 class Narrator:
@@ -83,24 +69,19 @@ class Narrator:
     def __init__(
         self,
         plan: NodePlan,
-        sink: Sink = CONSOLE,
+        show: Show = to_console,
         *,
-        has_others: bool = False,
+        has_verdict: bool = True,
         judged: Callable[[], Judgement | None] | None = None,
     ) -> None:
-        """``has_others``: nodes come and go, and the user hears of them, too.
+        """``has_verdict``: the narrator says it; otherwise the user gets the verdict in another way.
 
         ``judged``: a conductor judges the end for all nodes, and this gives its judgement once the job has
         ended. The user hears of restarts from the conductor, too. None: this node judges for itself.
         """
         self._judged = judged
         self._plan = plan
-        self._sink = sink
-        self._others = None
-        if has_others:
-            from dsl.report.other_nodes import OtherNodes
-
-            self._others = OtherNodes(self.say, self.warn, self._say_headline)
+        self._show, self._has_verdict = show, has_verdict
         self._tried: tuple[Tried, ...] = ()
         """What is kept of the attempts so far."""
         self._ended = 0
@@ -108,15 +89,20 @@ class Narrator:
         self._has_paused = False
         self._is_stopping = False  # a stop was requested; the next request ends the grace
         self._lingers = False  # what the workers have left running has time to end
-        self._unbound: set[str] = set()
+        self._warned: set[object] = set()
+        """What the user has heard of once, which is enough."""
+
+    def judge_here(self) -> None:
+        """From now on no conductor judges."""
+        self._judged = None
 
     def say(self, text: str, level: Level = "critical") -> None:
         """Say one line."""
-        self._sink.say(self._plan, text, level, "")
+        self._show(self._plan, text, level, "")
 
     def warn(self, text: str) -> None:
         """Say one line that is marked as a warning."""
-        self._sink.say(self._plan, text, "warning", "warning: ")
+        self._show(self._plan, text, "warning", "warning: ")
 
     def note(self, notice: Notice) -> None:
         """Say what was found while planning."""
@@ -124,19 +110,20 @@ class Narrator:
 
     def hear(self, event: object) -> None:
         """Tell the user what matters about an event."""
-        if self._others is not None:
-            self._others.hear(event)
         if isinstance(event, Exited):
             self._ended += 1
         elif isinstance(event, AttemptStarted):
             self._plan, self._ended = event.plan, 0
-            if event.plan.attempt:  # the user has heard the notices of the first attempt before the job began
+            if event.plan.meeting.attempt:  # those of the first attempt were told before the job began
                 for notice in event.plan.notices:
                     self.note(notice)
         elif isinstance(event, Notice):
             self.note(event)
         elif isinstance(event, LogNotice):
-            self._hear_notice(event)
+            if event.kind == "lines_dropped":
+                self._dropped += event.count  # reported at the end
+            elif event.kind != "first_output":
+                self.warn(_describe(event))
         elif isinstance(event, OutputCut):
             self._dropped += event.lines
             self._say_dropped(event.signum)
@@ -152,11 +139,13 @@ class Narrator:
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
             if not event.workers:  # otherwise the verdict says it
-                self.warn(f"fork server {event.server} {event.text}: workers are executed instead")
+                text = f"fork server {event.server} {event.text}: workers are executed instead"
+                self._warn_once(event.text, text)
         elif isinstance(event, ForkServerSlow):
             who = f"fork server {event.server} (process {event.pid})"
             text = f"{who} is still importing after {event.import_s:.0f} s, and the workers wait for it"
-            self.warn(f"{text}: py-spy dump --pid {event.pid} shows where it is")
+            text = f"{text}: py-spy dump --pid {event.pid} shows where it is"
+            self._warn_once((event.pid, round(event.import_s)), text)
         elif isinstance(event, ForkServerReady):
             self.say(f"fork server {event.server} is ready", "debug")
         elif isinstance(event, TimerExpired):
@@ -170,13 +159,13 @@ class Narrator:
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
         elif isinstance(event, Awaiting):
-            if self._judged is not None and not event.last.final_code:
+            if event.what == "end" or (self._judged is not None and not event.last.final_code):
                 self.say("all workers of this node ended well, waiting for the other nodes", "info")
         elif isinstance(event, Pausing):
             self._hear_pause()
         elif isinstance(event, AttemptOutcome):
-            if self._tried or event.cause is not None or self._others is not None:
-                from dsl.model.progress import with_attempt
+            if self._tried or event.cause is not None:
+                from dsl.conductor.restarts import with_attempt
 
                 self._tried = with_attempt(self._tried, event)
         elif isinstance(event, Restarting):
@@ -194,12 +183,6 @@ class Narrator:
         else:
             self.say(f"{name}, it asks for no signal", "warning")
 
-    def _hear_notice(self, event: LogNotice) -> None:
-        if event.kind == "lines_dropped":
-            self._dropped += event.count  # reported at the end
-        elif event.kind != "first_output":
-            self.warn(_describe(event))
-
     def _say_dropped(self, signum: int | None = None) -> None:
         """Say how many lines the console lacks and where to find them, and reset the count."""
         if self._dropped == 0:
@@ -213,18 +196,15 @@ class Narrator:
 
     def _hear_unbound(self, event: Unbound) -> None:
         """Warn once for each stage: what fails for one worker will fail for the others, too."""
-        if event.stage in self._unbound:
-            return
-        self._unbound.add(event.stage)
         from dsl.report.verdict import binding_failure
 
         label = self._plan.workers[event.worker].label
         reason = binding_failure(event.stage, event.errno)
         strict = ", --bind-strict makes it an error" if self._plan.group.binding == "wanted" else ""
-        self.warn(f"{label} {reason} (said once{strict})")
+        self._warn_once(event.stage, f"{label} {reason} (said once{strict})")
 
     def _hear_leftovers(self, event: Leftovers) -> None:
-        from dsl.lists import name_few
+        from dsl.words import name_few
 
         said = []
         for pid, command, worker in event.processes:
@@ -243,7 +223,7 @@ class Narrator:
         if self._has_paused:
             return
         self._has_paused = True
-        from dsl.model.progress import SAME_HOSTS
+        from dsl.conductor.restarts import SAME_HOSTS
 
         soon_s, longest_s = SAME_HOSTS.within_s, SAME_HOSTS.longest_s
         text = f"the workers fail within {soon_s:g} s of their start, again and again"
@@ -263,7 +243,8 @@ class Narrator:
             hint = f"(grace {plan.group.grace_s:g} s, {second})"
             self.say(f"{name} received: stopping {counted(left, 'worker')} {hint}", "info")
         elif event.action == "preempt":
-            grace_s = plan.group.grace_s if plan.preempt_grace_s is None else plan.preempt_grace_s
+            grace_s = plan.job.signals.preempt_grace_s
+            grace_s = plan.group.grace_s if grace_s is None else grace_s
             who = counted(left, "worker", "has", "have")
             whose = "its" if left == 1 else "their"
             self.say(f"{name} received: {who} {grace_s:g} s to save {whose} work", "info")
@@ -273,10 +254,14 @@ class Narrator:
             self.say(f"{name} received: already stopping, {second}", "info")
         self._is_stopping |= event.action in ("stop", "ignore")
 
+    def _warn_once(self, what: object, text: str) -> None:
+        """Warn unless this is known: a warm server says the same in place of each of its branches."""
+        if what not in self._warned:
+            self._warned.add(what)
+            self.warn(text)
+
     def _hear_restart(self, event: Restarting) -> None:
         """Say why the last attempt has failed, and that there will be another one."""
-        if self._others is not None and self._others.hear_restart(event, self._tried):
-            return
         count = len(self._plan.workers)
         who = "the worker" if count == 1 else f"all {count} workers"
         if not event.is_counted:
@@ -286,25 +271,25 @@ class Narrator:
         for one in event.last.lost_servers:
             if one.workers:
                 self.warn(f"fork server {one.server} is gone: workers are executed instead")
-        from dsl.model.progress import restart_line
+        from dsl.conductor.restarts import restart_line
 
-        self.say(restart_line(who, event.number, event.most, self._tried), "warning")
+        self.say(restart_line(who, event.number, event.last.plan.job.max_restarts, self._tried), "warning")
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         """Say how the job ended, in its last attempt."""
-        if self._sink.has_verdict:
+        if self._has_verdict:
             self._say_end(outcome)
         elif not self._plan.is_conducted:
-            from dsl.report.verdict import survivor
+            from dsl.report.verdict import not_tried, survivor
 
             judgement = self._judged() if self._judged else None
             if outcome.cause is None:
                 self._say_first_line(judgement)
+            if why := outcome.last.not_tried or (judgement.not_tried if judgement else ""):
+                self.say(not_tried(why), "error")
             for one in outcome.last.ended.survivors:
                 self.warn(survivor(*one))
         self._say_dropped()
-        if self._others is not None:
-            self._others.hear_outcome(outcome)
 
     def _say_end(self, outcome: Outcome) -> None:
         last = outcome.last
@@ -318,15 +303,15 @@ class Narrator:
         last = outcome.last
         causes = judgement.causes if judgement is not None else ()
         if causes and outcome.count > 1:
-            from dsl.model.progress import failures_line
+            from dsl.conductor.restarts import failures_line
 
             self.say(failures_line(outcome.count, self._tried), "error")
         if last.failures and last.cause is not None and judgement is not None:
-            from dsl.report.summary import addition
+            from dsl.report.failures import addition
 
             said = causes[0].evidence.said if causes else ""
             root = next(one for one in last.failures if one.order == last.cause.order)
-            box = addition(self._plan.name, last.failures, root, said)
+            box = addition(self._plan.job.program.name, last.failures, root, said)
             if box:
                 write(box + "\n")
 
@@ -359,11 +344,11 @@ def judge_attempt(attempt: AttemptOutcome) -> Judgement | None:
         signum,
         is_key=is_key,
         is_preempted=attempt.is_preempted,
-        preempt_signal=plan.preempt_signal,
+        preempt_signal=plan.job.signals.preempt,
         hang="" if hang is None else hang.why,
-        sees_all=plan.world_size <= len(plan.workers),
+        sees_all=plan.meeting.world_size <= len(plan.workers),
     )
-    return judge_alone(attempt.report, context)
+    return replace(judge_alone(attempt.report, context), not_tried=attempt.not_tried)
 
 
 def tell_end(judgement: Judgement | None, say: Callable[[str], None], say_beside: Callable[[], None]) -> None:

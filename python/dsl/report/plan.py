@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from os import fsdecode
 
-from dsl.lists import THREADS_VARIABLE, counted, format_ranges, numbered
 from dsl.report.speak import show_text
+from dsl.words import THREADS_VARIABLE, counted, format_ranges, numbered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from dsl.launchers.base import Start
     from dsl.model.job import ForkServer, Job, NodePlan, WorkerPlan
-    from dsl.model.remote import Remote
     from dsl.model.request import ShowRequest
+    from dsl.plan.remote import Remote
 
 NOTHING = "-"
 
@@ -47,13 +47,10 @@ def bindings_table(plan: NodePlan) -> list[str]:
     head: tuple[str, ...] = ("rank", "device", "pci address", "numa node", "cores", "memory", "threads")
     rows = [head, *[_binding_row(plan, worker) for worker in plan.workers]]
     if plan.fork_servers:
-        starts = ["start", *[_start_words(worker) for worker in plan.workers]]
-        rows = [(*row, start) for row, start in zip(rows, starts, strict=True)]
+        servers = [worker.fork_server for worker in plan.workers]
+        starts = ["executed" if server is None else f"fork server {server}" for server in servers]
+        rows = [(*row, start) for row, start in zip(rows, ["start", *starts], strict=True)]
     return _table(rows)
-
-
-def _start_words(worker: WorkerPlan) -> str:
-    return "executed" if worker.fork_server is None else f"fork server {worker.fork_server}"
 
 
 def _binding_row(plan: NodePlan, worker: WorkerPlan) -> tuple[str, ...]:
@@ -90,10 +87,10 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
 
     count = len(plan.workers)
     ranks = [worker.rank for worker in plan.workers]
-    place = f"meeting at {plan.master_addr}:{plan.master_port}"
-    workers = f"{count} of {counted(plan.world_size, 'worker')}, {numbered('rank', ranks)}"
+    place = f"meeting at {plan.meeting.address}:{plan.meeting.port}"
+    workers = f"{count} of {counted(plan.meeting.world_size, 'worker')}, {numbered('rank', ranks)}"
     lines = [
-        f"node {plan.node_rank} ({plan.host}): {workers}, {place}",
+        f"node {plan.meeting.node_rank} ({plan.host}): {workers}, {place}",
         "environment of all workers, beside yours:",
         *[f"  {name}={quote(value)}" for name, value in sorted(_changes(plan, environ).items())],
     ]
@@ -104,7 +101,7 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
     for worker in plan.workers:
         own = " ".join([f"{name}={quote(value)}" for name, value in sorted(worker.env.items())])
         lines.append(f"rank {worker.rank}: {own}")
-        lines.append(f"  command: {join(worker.argv)}")
+        lines.append(f"  command: {join(worker.command)}")
         if worker.fork_server is not None:
             lines.append(f"  forked by: fork server {worker.fork_server}")
         lines.extend(f"  {line}" for line in _placement(worker))
@@ -139,11 +136,11 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
 
     return dumps(
         {
-            "node_rank": plan.node_rank,
+            "node_rank": plan.meeting.node_rank,
             "host": plan.host,
-            "world_size": plan.world_size,
-            "master_addr": plan.master_addr,
-            "master_port": plan.master_port,
+            "world_size": plan.meeting.world_size,
+            "master_addr": plan.meeting.address,
+            "master_port": plan.meeting.port,
             "grace_s": plan.group.grace_s,
             "environment": _changes(plan, environ),
             "removed": _removed(plan, environ),
@@ -239,7 +236,7 @@ def _worker_facts(worker: WorkerPlan) -> dict[str, Any]:
     return {
         "rank": worker.rank,
         "local_rank": worker.local_rank,
-        "command": list(worker.argv),
+        "command": list(worker.command),
         "environment": dict(worker.env),
         "device": None
         if device is None

@@ -12,13 +12,12 @@ import time
 
 from dsl import Exited, Killing, LogNotice, SignalReceived, __version__
 from dsl.errors import EventsFileError
-from dsl.machine.kernel_files import began_ns
-from dsl.machine.output_files import open_output, put, reason
+from dsl.machine.files import open_output, put, reason
+from dsl.machine.kernel import began_ns
 from dsl.model.outcome import (
     AttemptOutcome,
     AttemptStarted,
     Hang,
-    MembershipChanged,
     Outcome,
     OutputCut,
     RestartFailed,
@@ -79,12 +78,12 @@ class EventsFile:
 
 
 def record_job(
-    path: str, planned: JobPlan, argv: Sequence[str], facts: Facts, warn: Callable[[str], None]
+    path: str, planned: JobPlan, facts: Facts, warn: Callable[[str], None]
 ) -> tuple[Recorder, EventsFile]:
     """Begin the record of a job in a file. Raises EventsFileError: the file cannot be written."""
     file = EventsFile(path, warn)
     recorder = Recorder(file.write, os.urandom(8).hex(), facts.names.host, is_head=planned.remote is not None)
-    recorder.launch(planned.job, argv)
+    recorder.launch(planned.job, planned.argv)
     return recorder, file
 
 
@@ -139,11 +138,11 @@ class Recorder:
             self._plan = plan = event.plan
             self.tell(
                 "AttemptStarted",
-                world_size=plan.world_size,
+                world_size=plan.meeting.world_size,
                 ranks=[worker.rank for worker in plan.workers],
                 local_ranks=[worker.local_rank for worker in plan.workers],
-                address=plan.master_addr,
-                port=plan.master_port,
+                address=plan.meeting.address,
+                port=plan.meeting.port,
                 log_dir=plan.log_dir,
             )
         elif isinstance(event, AttemptOutcome):
@@ -151,8 +150,6 @@ class Recorder:
                 self.tell("Report", **_plain(event.report))
         elif isinstance(event, Restarting):
             self._hear_restart(event)
-        elif isinstance(event, MembershipChanged):
-            self.membership(left=event.left, nodes=event.membership.node_count)
         elif isinstance(event, RestartFailed):
             self.tell("RestartFailed", why=str(event.error))
         elif isinstance(event, (TimerExpired, Hang, OutputCut)):
@@ -204,8 +201,8 @@ class Recorder:
             "time_ns": time.time_ns(),
             "event": event,
             "host": self._host if plan is None else plan.host,
-            "node_rank": None if plan is None else plan.node_rank,
-            "attempt": None if plan is None else plan.attempt,
+            "node_rank": None if plan is None else plan.meeting.node_rank,
+            "attempt": None if plan is None else plan.meeting.attempt,
         }
         self._write(_line({**common, **fields}))
 

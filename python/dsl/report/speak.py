@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.signals import shortage
+from dsl.words import shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-STALL_MS = 500
+STALL_S = 0.5
 PIPE_BUF = 4096
 """Bytes per write: a pipe that poll calls writable has room for this many."""
 
@@ -86,14 +86,13 @@ def optional(
 
 
 def _may_write(fd: int) -> bool:
-    """Whether stderr takes output within `STALL_MS`, or right now if it was stuck before."""
+    """Whether stderr takes output within `STALL_S`, or right now if it was stuck before."""
     try:
-        import select
+        from dsl.machine import POLLOUT, wait_for
+
+        may_write = bool(wait_for(fd, left_s=0.0 if 2 in _stalled else STALL_S, events=POLLOUT))
     except ImportError:  # Python's own files are gone: a message that may block is better than none
         return True
-    poller = select.poll()
-    poller.register(fd, select.POLLOUT)
-    may_write = bool(poller.poll(0 if 2 in _stalled else STALL_MS))
     (_stalled.discard if may_write else _stalled.add)(2)
     return may_write
 
@@ -149,7 +148,7 @@ def show_text(text: str) -> None:
         print(text, flush=True)  # noqa: T201  the answer that the user has asked for
     except OSError as error:
         # The rest of the buffer must not fail again when the interpreter ends.
-        from dsl.machine.this_process import use_null
+        from dsl.machine import use_null
 
         use_null(1)
         raise unwritten(error) from None

@@ -5,9 +5,10 @@ No other module words a failure, and nothing reads these words again.
 
 from __future__ import annotations
 
-from dsl.lists import format_ranges
+import os
+
 from dsl.model.outcome import HANG_CODE, SIGNAL_CODES
-from dsl.signals import end_on_request, signal_name
+from dsl.words import end_on_request, format_ranges, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ STAGES = {"stdio": "its log file or stream"}
 BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 
 # The kernel's error numbers, the same on every Linux.
-EPERM = 1
-EACCES = 13
-ECHILD = 10
+EPERM, ENOENT, ENXIO, E2BIG, ENOEXEC, ECHILD, EACCES, ENOSYS = 1, 2, 6, 7, 8, 10, 13, 38
 
 SIGKILL = 9
 
@@ -44,7 +43,14 @@ def verdict(judgement: Judgement) -> list[str]:
     lines += _victims(judgement)
     lines += [_left(one, judgement) for one in judgement.survivors]
     lines += _others_then(judgement)
+    lines += [f"before: {line}" for line in judgement.replaced]
+    lines += [not_tried(judgement.not_tried)] if judgement.not_tried else []
     return [line if line.isprintable() else _printable(line) for line in lines]
+
+
+def not_tried(why: str) -> str:
+    """A line about a failure after which no restart follows, though some are left."""
+    return f"not tried again: {why}"
 
 
 def _others_then(judgement: Judgement) -> list[str]:
@@ -234,7 +240,7 @@ def cause_last(lines: Sequence[str]) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    from dsl.printable import printable
+    from dsl.words import printable
 
     return printable(line)
 
@@ -252,9 +258,6 @@ def reason(exit_: Exit | Failed) -> str:
 
 
 def _start_failure(exit_: Exit | Failed) -> str:
-    import errno
-    import os
-
     number = exit_.exec_errno or 0
     path = exit_.exec_path or ""
     target = exit_.target if hasattr(exit_, "target") else target_of(path)
@@ -269,27 +272,25 @@ def _start_failure(exit_: Exit | Failed) -> str:
             text = file_error(number)
         return f"could not be started ({stage}): {path and path + ': '}{text}"
     hint = ""
-    if number == errno.ENOENT and target != "missing":
+    if number == ENOENT and target != "missing":
         hint = ", the interpreter of its #! line is missing"
-    elif number == errno.ENOENT and "/" not in path:
+    elif number == ENOENT and "/" not in path:
         hint = ", it is not on PATH"
-    elif number == errno.ENOEXEC:
+    elif number == ENOEXEC:
         hint = ", a script needs a #! line"
-    elif number == errno.EACCES and target == "folder":
+    elif number == EACCES and target == "folder":
         hint = ", it is a directory"
-    elif number == errno.EACCES and target == "missing":
+    elif number == EACCES and target == "missing":
         hint = ", this user may not enter one of its directories"
-    elif number == errno.EACCES:
+    elif number == EACCES:
         hint = f", make it executable with chmod +x {path}"
-    elif number == errno.E2BIG:
+    elif number == E2BIG:
         hint = ", its arguments and environment are too long together"
     return f"could not be executed: {path}: {text}{hint}"
 
 
 def target_of(path: str) -> Literal["missing", "file", "folder"]:
     """What this machine has at a path."""
-    import os
-
     if not os.path.exists(path):
         return "missing"
     return "folder" if os.path.isdir(path) else "file"
@@ -297,24 +298,18 @@ def target_of(path: str) -> Literal["missing", "file", "folder"]:
 
 def file_error(number: int) -> str:
     """Why a log file cannot be opened or written; the engine reports ENXIO for a file that may block."""
-    import errno
-    import os
-
-    return "it is not a regular file" if number == errno.ENXIO else os.strerror(number)
+    return "it is not a regular file" if number == ENXIO else os.strerror(number)
 
 
 def binding_failure(stage: str, number: int) -> str:
     """Why a worker is not bound: a clause about the step of the binding that failed with this errno."""
-    import errno
-    import os
-
     if stage == "affinity-check":
         return "it got other CPUs than it was bound to, the cpuset of this job may have changed"
     if stage == "mempolicy-check":
         return "it got another memory policy than it was given, the cpuset of this job may have changed"
     if stage == "affinity":
         return f"cannot be bound to its CPUs: {os.strerror(number)}"
-    refused = number in (errno.EPERM, errno.ENOSYS)
+    refused = number in (EPERM, ENOSYS)
     hint = ", a container needs the capability SYS_NICE for it, or use --mem-policy none" if refused else ""
     return f"cannot be given its memory policy: {os.strerror(number)}{hint}"
 

@@ -1,1 +1,1 @@
-"""Which hosts and slots take part: hostfiles, filters, ranks over nodes."""
+"""What is named elsewhere: hosts in hostfiles and by schedulers, and the variables that go to other hosts."""

@@ -11,6 +11,8 @@ variable's value on each host, and in double quotes a backslash escapes ``$``, `
 from __future__ import annotations
 
 from dsl.errors import EnvFileError, OutOfReachError
+from dsl.model.job import Notice
+from dsl.words import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +58,26 @@ def choose_exports(environ: Mapping[str, str], cwd: str, prefixes: Iterable[str]
         name: value for name, value in environ.items() if name.startswith(beginnings) and name not in excluded
     }
     found["PYTHONPATH"] = f"{cwd}:{old}" if old else cwd
+    return found
+
+
+def named_variables(
+    words: Iterable[str], environ: Mapping[str, str], notices: list[Notice]
+) -> dict[str, str]:
+    """The variables that the user names with ``-x``; a later word wins.
+
+    ``notices`` gets a warning for each word that names none.
+    """
+    from fnmatch import fnmatchcase
+
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        named = {name: value} if equals else {one: environ[one] for one in environ if fnmatchcase(one, name)}
+        if not named:
+            text = f"-x {quote(word)} names no variable of this command: set it, or write NAME=VALUE"
+            notices.append(Notice("warning", text))
+        found.update(named)
     return found
 
 

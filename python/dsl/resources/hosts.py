@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dsl._record import Record
 from dsl.errors import HostfileError
-from dsl.lists import BEYOND, MOST_DIGITS, MOST_NODES, MOST_WORKERS, TASKS, parse_number, quote
+from dsl.words import BEYOND, MOST_DIGITS, MOST_NODES, MOST_WORKERS, TASKS, parse_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,6 +63,18 @@ def parse_hostfile(lines: Iterable[str], path: str = "hostfile") -> dict[str, in
             f"{path}: hostfile is empty or not formatted correctly, expected lines of 'HOST slots=N'"
         )
     return pool
+
+
+def parse_discovered(lines: Iterable[str]) -> dict[str, int]:
+    """Return host -> number of slots, for hosts with slots, from what the program of ``--discover`` prints.
+
+    Like Horovod's programs it may also print ``HOST:N``. Raises HostfileError, as `parse_hostfile` does.
+    """
+    spelled = []
+    for line in lines:
+        host, colon, slots = line.strip().rpartition(":")
+        spelled.append(f"{host} slots={slots}" if colon and slots.isdecimal() and " " not in host else line)
+    return {host: slots for host, slots in parse_hostfile(spelled, "--discover").items() if slots}
 
 
 def parse_pythons(lines: Iterable[str], path: str = "hostfile") -> dict[str, str]:

@@ -17,8 +17,8 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeGuard
 
 from dsl._record import Record
 from dsl.errors import AutotuningError
-from dsl.lists import BEYOND, MOST_SECONDS, parse_number, parse_size, quote, shorten, show
 from dsl.model.job import Notice
+from dsl.words import BEYOND, MOST_SECONDS, parse_number, parse_size, quote, shorten, show
 
 AUTOTUNING = "autotuning"
 """Key of the section in a config."""
@@ -133,8 +133,7 @@ def read_section(config: Mapping[str, object]) -> Section:
 
 def find_slips(config: Mapping[str, object]) -> tuple[Notice, ...]:
     """Notices about likely mistakes in a section."""
-    given = config.get(AUTOTUNING)
-    section = given if isinstance(given, dict) else {}
+    section = section_of(config, AUTOTUNING)
     known = (*Section.__match_args__, *OF_SCRIPTS)
     found = [_unknown(key, known) for key in section if key not in known]
     metric = section.get("metric")
@@ -407,6 +406,12 @@ def encode(config: Mapping[str, object]) -> str:
 def fingerprint(*parts: object) -> str:
     """SHA-256 of the content in hex: the same content gives the same text, in any order of keys."""
     return sha256(dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def section_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
+    """A section of a config; empty if there is none."""
+    section = config.get(key)
+    return section if isinstance(section, dict) else {}
 
 
 def without_tuning(config: Mapping[str, object]) -> dict[str, object]:

@@ -10,10 +10,10 @@ from json import loads
 from typing import Literal
 
 from dsl._record import Record
-from dsl.lists import shorten
 from dsl.model.judgement import NO_EVIDENCE, Judgement
 from dsl.report.verdict import verdict
 from dsl.tune.config import is_number
+from dsl.words import shorten
 
 Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
 
@@ -136,25 +136,6 @@ class Summary(Record):
         return tuple([one for one in self.trials if one.experiment.kind == "run"])
 
 
-class Order(Record):
-    """One experiment to run."""
-
-    name: str
-    """Name of the experiment."""
-    words: tuple[str, ...]
-    """The words behind ``dsl`` in its command."""
-    stdout: str
-    """File of its stdout, which is appended to."""
-    stderr: str
-    """File of its stderr, which is appended to."""
-    end: str
-    """File in which its job leaves the facts of a failure."""
-    limit_s: float
-    """Seconds that it may take; 0: no limit."""
-    grace_s: float = GRACE_S
-    """Seconds that its workers get between SIGTERM and SIGKILL."""
-
-
 OUT_OF_MEMORY = (
     "out of memory",
     "outofmemory",
@@ -171,13 +152,24 @@ MOST = 1e308
 """Numbers beyond it, and NaN, cannot be compared."""
 
 
-class Ending(Record):
-    """How the job of an experiment ended, and what it left."""
+class Done(Record):
+    """How the command of an experiment ended."""
 
+    name: str
+    """Name of the experiment."""
     exit_code: int
-    """Exit code of the job."""
+    """Exit code of its job."""
     elapsed_s: float
     """From start to end, in seconds."""
+    stop: str = ""
+    """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
+    error: str = ""
+    """Why its command could not be started; empty: it was started."""
+
+
+class ExperimentOutput(Record):
+    """What an experiment has left."""
+
     written: str | None
     """Text of the file that it had to write; None: there is none."""
     instead: str = ""
@@ -186,31 +178,32 @@ class Ending(Record):
     """Last part of its stdout."""
     stderr: str = ""
     """Last part of its stderr."""
-    stop: str = ""
-    """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
-    limit_s: float = 0.0
-    """Seconds that it had."""
     judgement: Judgement | None = None
     """What its job knows about a failure; None: nothing."""
 
 
-def judge(ending: Ending, keys: Sequence[str]) -> Result:
-    """The result of an experiment that had to write a number for one of these keys; no keys: for any."""
-    outcome, metrics, reason = _judge(ending, keys)
-    return Result(outcome, metrics, reason, ending.exit_code, ending.elapsed_s)
+def judge(done: Done, output: ExperimentOutput, keys: Sequence[str], limit_s: float = 0.0) -> Result:
+    """The result of an experiment that had to write a number for one of these keys; no keys: for any.
+
+    ``limit_s``: the seconds that it had.
+    """
+    outcome, metrics, reason = _judge(done, output, keys, limit_s)
+    return Result(outcome, metrics, reason, done.exit_code, done.elapsed_s)
 
 
-def _judge(ending: Ending, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
-    if ending.stop == "stopped":
+def _judge(
+    done: Done, output: ExperimentOutput, keys: Sequence[str], limit_s: float
+) -> tuple[Outcome, Mapping[str, float], str]:
+    if done.stop == "stopped":
         return "stopped", {}, "it was stopped"
-    if ending.stop == "timeout":
-        return "timeout", {}, f"it did not end in {ending.limit_s:g} s (autotuning.exp_timeout_s)"
-    if ending.exit_code:
-        return _failure(ending)
-    if ending.written is None:
-        instead = f": {ending.instead}" if ending.instead else ""
+    if done.stop == "timeout":
+        return "timeout", {}, f"it did not end in {limit_s:g} s (autotuning.exp_timeout_s)"
+    if done.exit_code:
+        return _failure(done.exit_code, output)
+    if output.written is None:
+        instead = f": {output.instead}" if output.instead else ""
         return "no metric", {}, f"it ended well and wrote no metrics{instead}"
-    return read_metrics(ending.written, keys)
+    return read_metrics(output.written, keys)
 
 
 def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
@@ -233,15 +226,15 @@ def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, 
     return "ok", numbers, ""
 
 
-def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:
-    said, judgement = f"{ending.stdout}\n{ending.stderr}".lower(), ending.judgement
+def _failure(exit_code: int, output: ExperimentOutput) -> tuple[Outcome, Mapping[str, float], str]:
+    said, judgement = f"{output.stdout}\n{output.stderr}".lower(), output.judgement
     lines = verdict(judgement) if judgement is not None else []
     evidence = judgement.causes[0].evidence if judgement is not None and judgement.causes else NO_EVIDENCE
     has_run_out = evidence.is_out_of_memory or any(words in said for words in OUT_OF_MEMORY)
-    written = [line.strip() for line in ending.stderr.splitlines() if line.strip()]
+    written = [line.strip() for line in output.stderr.splitlines() if line.strip()]
     # Without a judgement no worker has run, and the last line of the command says why.
     script = [line for line in written if not (lines and line.startswith("dsl: "))]
     last = (evidence.lines or script or ("",))[-1]
-    why = lines[0] if lines else f"exit code {ending.exit_code}"
+    why = lines[0] if lines else f"exit code {exit_code}"
     is_news = bool(last) and last not in why
     return "oom" if has_run_out else "crash", {}, shorten(f"{why}: {last}" if is_news else why, 300)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from json import dumps
 
 from dsl.errors import AutotuningError, JobFormatError
-from dsl.machine.folders import A_FILE, A_FOLDER, Folder, cannot_write
+from dsl.machine.files import A_FILE, A_FOLDER, Folder, cannot_write
 from dsl.model.codec import from_json, from_plain
 from dsl.model.judgement import Judgement
 from dsl.tune.config import AUTOTUNING

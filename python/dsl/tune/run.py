@@ -1,14 +1,28 @@
-"""``dsl --autotuning``: finds the config with which the job runs best, and trains with it."""
+"""``dsl --autotuning``: finds the config with which the job runs best, and trains with it.
+
+Experiments run side by side: each is a ``dsl`` command of its own, which the engine supervises.
+
+A command of its own has a guard, a cgroup and a process tree that is killed as a whole. It reaches other
+hosts by any launcher, and dies with us however we end. It costs the start of a Python, some tens of
+milliseconds.
+
+If the user wants fork servers, the tuner holds warm ones, which fork the workers of all experiments: the
+imports of the script run once.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from shlex import join
+from types import FrameType
+from typing import Any
 
-from dsl import __version__, _own_process
+from dsl import EngineError, Exited, LaunchSpec, Stdio, Supervisor, WorkerSpec, __version__, _own_process
 from dsl._own_process import START
 from dsl._record import replace
 from dsl.agent.background import become
@@ -19,24 +33,36 @@ from dsl.facts import this_machine
 from dsl.model.job import Notice
 from dsl.model.request import LEVELS, ElasticRequest, Request
 from dsl.report.speak import say
-from dsl.tune.config import (
-    AUTOTUNING,
-    encode,
-    fingerprint,
-    metric_keys,
-    without_tuning,
-)
-from dsl.tune.experiment import Ending, Experiment, Order, Result, Summary, judge
+from dsl.tune.config import AUTOTUNING, encode, fingerprint, metric_keys, section_of, without_tuning
+from dsl.tune.experiment import Done, Experiment, ExperimentOutput, Result, Summary, judge
 from dsl.tune.folders import END, OPTIMAL_COMMAND, OPTIMAL_CONFIG, PATH_KEYS, Folders
-from dsl.tune.results import Steps
 from dsl.tune.search import count_configs, search
-from dsl.tune.setup import REPLACED, Setup, SlotGroup, SlotPool, UserWords, set_up
+from dsl.tune.setup import REPLACED, Setup, SlotGroup, SlotPool, UserWords, as_filter, set_up
 from dsl.tune.show import Progress
-from dsl.tune.trials import Done, Runners
+from dsl.tune.steps import Steps
 
 COMMAND = "dsl"
 START_DSL = f"{START}from dsl.__main__ import main; sys.exit(main())"
 """Python code of the command ``dsl``."""
+
+MARGIN_S = 1.0
+"""Seconds after the grace of its workers, for the command of an experiment to end."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+
+START_EXPERIMENT = (
+    f"{START}from dsl import _own_process; _own_process.claim(); from dsl.report import speak; "
+    "speak.end_path = sys.argv.pop(1); from dsl.__main__ import main; sys.exit(main())"
+)
+"""Python code of an experiment. The first word behind it is the file for the facts of its end."""
+
+MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
+"""Keys of the section that matter to an experiment; the other keys matter only to the search."""
+
+JOB_IDS = ("DLWS_JOB_ID", "DLTS_JOB_ID")
+"""Variables with the name of the job, as in DeepSpeed."""
+
+STOPPED = Result("stopped", {}, "it was stopped", 1, 0.0)
 
 
 def tune(request: Request, words: tuple[tuple[str, str], ...], *, trains: bool) -> int:
@@ -125,7 +151,8 @@ def run_search(
     steps: Steps[Summary], batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
 ) -> tuple[Summary, list[int]]:
     """The result of the search, and the signals that have ended it."""
-    runners, held = Runners(setup.environ), HeldServers()
+    runners = Runners(setup.environ, setup.section.exp_timeout_s, setup.grace_s)
+    held = HeldServers()
     tuner = Tuner(setup, folders, runners, held, progress)
     try:
         with runners:
@@ -150,10 +177,138 @@ def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tup
     return words
 
 
-MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
-"""Keys of the section that matter to an experiment; the other keys matter only to the search."""
+class _Running:
+    """An experiment whose command runs."""
 
-STOPPED = Result("stopped", {}, "it was stopped", 1, 0.0)
+    def __init__(self, name: str, limit_s: float) -> None:
+        self.name, self.stop = name, ""
+        self.begin_s = time.monotonic()
+        self.deadline_s = self.begin_s + limit_s if limit_s else None
+        """`time.monotonic` when we end the experiment, and later when we kill it."""
+
+
+class Runners:
+    """Runs experiments side by side. In a ``with`` block signals wait for `wait` and `heard`."""
+
+    def __init__(self, environ: Mapping[str, str], limit_s: float, grace_s: float) -> None:
+        """Begin a group of experiments with this environment. Raises AutotuningError.
+
+        ``limit_s``: seconds that an experiment may take, 0: no limit; ``grace_s``: those that its workers get
+        between SIGTERM and SIGKILL.
+        """
+        self._limit_s, self._grace_s = limit_s, grace_s + MARGIN_S
+        group = LaunchSpec(
+            (), environ, on_failure="report", grace_s=self._grace_s, stays_open=True, inherits=True
+        )
+        try:
+            self._supervisor = Supervisor()
+            self._supervisor.start(group)
+        except EngineError as error:
+            raise AutotuningError(f"no experiment can be started: {error}") from None
+        self._running: dict[int, _Running] = {}
+        """Experiments by the engine's numbers of their commands."""
+        self._failed: list[Done] = []
+        """Experiments that could not be started."""
+        self._heard: list[int] = []
+        """Numbers of signals that have come."""
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        """Take the signals. Ignored signals stay ignored (nohup)."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old[number] = signal.signal(number, self.hear)
+
+    def __exit__(self, *_: object) -> None:
+        """Give the signals back."""
+        for number, old in self._old.items():
+            signal.signal(number, old)
+
+    @property
+    def running(self) -> int:
+        """How many experiments run."""
+        return len(self._running) + len(self._failed)
+
+    def start(self, name: str, words: Sequence[str], folder: str, env: Mapping[str, str]) -> None:
+        """Start an experiment with variables of its own; `wait` returns its end.
+
+        ``words``: those behind ``dsl`` in its command; ``folder``: where its output goes.
+        """
+        worker = WorkerSpec(
+            (sys.executable, "-c", START_EXPERIMENT, f"{folder}/{END}", *words),
+            env=env,
+            stdout=Stdio.file(f"{folder}/stdout.log", append=True),
+            stderr=Stdio.file(f"{folder}/stderr.log", append=True),
+        )
+        try:
+            self._running[self._supervisor.add(worker)] = _Running(name, self._limit_s)
+        except EngineError as error:
+            self._failed.append(Done(name, 1, 0.0, error=str(error)))
+
+    def hear(self, number: int, _frame: FrameType | None = None) -> None:
+        """Take a signal, which ends `wait`."""
+        self._heard.append(number)
+        self._supervisor.wake()
+
+    def heard(self) -> list[int]:
+        """Numbers of signals that have come; does not wait."""
+        numbers: list[int] = []
+        while self._heard:
+            number = self._heard.pop(0)
+            # A user who presses Ctrl-Z twice wants one pause.
+            if number != signal.SIGTSTP or number not in numbers:
+                numbers.append(number)
+        return numbers
+
+    def wait(self) -> tuple[list[Done], list[int]]:
+        """Wait for something: experiments that have ended, and numbers of signals that have come."""
+        done: list[Done] = []
+        signals = self.heard()
+        while not (done or signals):
+            done, self._failed = self._failed or self._look(), []
+            signals = self.heard()
+        return done, signals
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End all experiments, for good. `wait` still has to return those that run."""
+        for run in self._running.values():
+            run.stop = run.stop or "stopped"
+            run.deadline_s = None
+        self._supervisor.stop(grace_s=0.0 if at_once else self._grace_s)
+
+    def suspend(self) -> None:
+        """Stop all experiments and this process, as Ctrl-Z stops a program, until a shell continues it."""
+        begin_s = time.monotonic()
+        self._supervisor.signal(signal.SIGTSTP)
+        self._supervisor.pids()  # the answer comes when the signal is sent: the engine's thread stops with us
+        old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns when we are continued, or at once without a shell
+        signal.signal(signal.SIGTSTP, old)
+        self._supervisor.signal(signal.SIGCONT)
+        for run in self._running.values():
+            if run.deadline_s is not None:  # the pause does not count as time
+                run.deadline_s += time.monotonic() - begin_s
+
+    def close(self) -> None:
+        """End what runs, and wait for it."""
+        self._supervisor.close()
+
+    def _look(self) -> list[Done]:
+        """Wait for experiments that end, and end those whose time is over."""
+        due = [run.deadline_s for run in self._running.values() if run.deadline_s is not None]
+        left_s = max(min(due) - time.monotonic(), 0.0) if due else None
+        done = []
+        for event in self._supervisor.wait(left_s):
+            if isinstance(event, Exited):
+                run = self._running.pop(event.exit.worker)
+                elapsed_s = time.monotonic() - run.begin_s
+                done.append(Done(run.name, event.exit.status, elapsed_s, run.stop))
+        for worker, run in self._running.items():
+            if run.deadline_s is not None and run.deadline_s <= time.monotonic():
+                self._supervisor.signal(signal.SIGKILL if run.stop else signal.SIGTERM, worker)
+                run.deadline_s = None if run.stop else time.monotonic() + self._grace_s
+                run.stop = "timeout"
+        return done
 
 
 class Tuner:
@@ -215,15 +370,15 @@ class Tuner:
             done, signals = self._runners.wait()
             for number in signals:
                 self._hear(number)
-            for one in done:
-                experiment, place = self._places.pop(one.order.name)
+            for end in done:
+                experiment, place = self._places.pop(end.name)
                 self._slots.give_back(place)
-                if self._has_to_run_again(experiment, one):
+                if self._has_to_run_again(experiment, end):
                     waiting.append(experiment)
                     continue
-                results[experiment.name] = result = self._judge(experiment, one)
+                results[experiment.name] = result = self._judge(experiment, end)
                 self._progress.ended(experiment, result, is_reused=False)
-        return {**results, **dict.fromkeys([one.name for one in waiting], STOPPED)}
+        return {**results, **dict.fromkeys([experiment.name for experiment in waiting], STOPPED)}
 
     def _hear(self, number: int) -> None:
         """Handle a signal: Ctrl-Z pauses; the first of the others ends the experiments, the second kills."""
@@ -253,7 +408,8 @@ class Tuner:
         print_ = self._fingerprint(experiment)
         known = self._folders.load(experiment, print_)
         if known is None and self._setup.config.is_encoded:
-            left = judge(Ending(0, 0.0, self._folders.left(experiment, print_)), self._keys(experiment))
+            output = ExperimentOutput(self._folders.left(experiment, print_))
+            left = judge(Done(experiment.name, 0, 0.0), output, self._keys(experiment))
             if left.outcome == "ok":
                 known = left
                 self._folders.save(experiment, print_, known)
@@ -261,8 +417,7 @@ class Tuner:
 
     def _fingerprint(self, experiment: Experiment) -> str:
         setup = self._setup
-        section = experiment.config[AUTOTUNING]
-        assert isinstance(section, dict)
+        section = section_of(experiment.config, AUTOTUNING)
         words = setup.args_for(experiment.config, "")  # the config counts, not the place of its file
         return fingerprint(
             __version__,
@@ -283,14 +438,18 @@ class Tuner:
     def _start(self, experiment: Experiment, place: SlotGroup) -> None:
         setup, folders = self._setup, self._folders
         folder = folders.folder(experiment)
-        section = experiment.config[AUTOTUNING]
-        assert isinstance(section, dict)
-        own = {**section, PATH_KEYS[experiment.kind]: folders.written(experiment)}
+        own = {
+            **section_of(experiment.config, AUTOTUNING),
+            PATH_KEYS[experiment.kind]: folders.written(experiment),
+        }
         config = {**experiment.config, AUTOTUNING: own}
         config_path = f"{folder}/ds_config.json"
-        has_logs = setup.request.output.each_rank_log is not None
-        logs = (f"--enable_each_rank_log={folder}/ranks",) if has_logs else ()
-        options = (*setup.trial_words, *setup.start_words, *logs, *self._where(place))
+        options = [*setup.trial_words, *setup.start_words]
+        if setup.request.output.each_rank_log is not None:
+            options.append(f"--enable_each_rank_log={folder}/ranks")
+        # An experiment that does not take everything has a port of its own.
+        own_port = setup.user.only("master_port") if setup.is_whole else ()
+        options += [*setup.place_words(place), *(own_port or ("--master_port=0",))]
         args = setup.args_for(config, config_path, is_encoded=setup.config.is_encoded)
         words = setup.words(options, args)
         exp = {
@@ -303,14 +462,12 @@ class Tuner:
             "exp_id": self._count,
             "result_dir": folder,
             "master_port": 0,
-            "launcher_args": list(options),
+            "launcher_args": options,
             "user": setup.environ.get("USER", ""),
-            "job_id": setup.environ.get("DLWS_JOB_ID")
-            or setup.environ.get("DLTS_JOB_ID")
-            or "unknown-job-id",
+            "job_id": next(filter(None, map(setup.environ.get, JOB_IDS)), "unknown-job-id"),
             "ds_config_path": config_path,
             "ds_config_base64": encode(config),
-            "place": place.filter,
+            "place": as_filter(place),
             "kind": experiment.kind,
             "space": experiment.space,
             "repeat": experiment.repeat,
@@ -318,50 +475,23 @@ class Tuner:
         }
         self._count += 1
         folders.begin(experiment, exp, join(("dsl", *words)))
-        order = Order(
-            name=experiment.name,
-            words=words,
-            stdout=f"{folder}/stdout.log",
-            stderr=f"{folder}/stderr.log",
-            end=f"{folder}/{END}",
-            limit_s=setup.section.exp_timeout_s,
-            grace_s=setup.grace_s,
-        )
         self._places[experiment.name] = (experiment, place)
         self._progress.began(experiment)
         self._held.hold(setup.servers, ())
-        self._runners.start(order, self._shown(place))
-
-    def _where(self, place: SlotGroup) -> tuple[str, ...]:
-        """The options that give an experiment its slots, and a port of its own unless it takes everything."""
-        setup = self._setup
-        own_port = setup.user.only("master_port") if setup.is_whole else ()
-        return (*setup.place_words(place), *(own_port or ("--master_port=0",)))
-
-    def _shown(self, place: SlotGroup) -> Mapping[str, str]:
-        """The variable by which an experiment sees only its own devices, if it needs one."""
-        variable, names = self._setup.visible
-        if not names or self._setup.is_whole:
-            return {}
-        shown = ",".join([names[slot] for slot in place.hosts[0].slots])
-        return {variable: shown}
+        self._runners.start(experiment.name, words, folder, setup.shown_to(place))
 
     def _judge(self, experiment: Experiment, done: Done) -> Result:
         folders = self._folders
         if done.error:
             raise AutotuningError(f"experiment {experiment.name} cannot be started: {done.error}")
-        ending = Ending(
-            exit_code=done.exit_code,
-            elapsed_s=done.elapsed_s,
+        output = ExperimentOutput(
             written=folders.text(experiment),
             instead=folders.instead(experiment),
             stdout=folders.tail(experiment, "stdout"),
             stderr=folders.tail(experiment, "stderr"),
             judgement=folders.take_end(experiment),
-            stop=done.stop,
-            limit_s=done.order.limit_s,
         )
-        result = judge(ending, self._keys(experiment))
+        result = judge(done, output, self._keys(experiment), self._setup.section.exp_timeout_s)
         if self.signals and result.outcome != "ok":
             # The signal may have reached the experiments, too: then the way in which they ended says nothing.
             result = replace(STOPPED, exit_code=result.exit_code, elapsed_s=result.elapsed_s)

@@ -10,12 +10,31 @@ from collections.abc import Mapping
 
 from dsl._record import Record
 from dsl.errors import AutotuningError
-from dsl.lists import counted, show
-from dsl.tune.config import AUTOTUNING, MOST_BYTES, STAGE, ZERO, Section, is_number, without_tuning
+from dsl.tune.config import (
+    AUTOTUNING,
+    MOST_BYTES,
+    STAGE,
+    ZERO,
+    Section,
+    is_number,
+    section_of,
+    without_tuning,
+)
 from dsl.tune.experiment import PROFILE_NAME, Experiment, Resources, Summary
-from dsl.tune.micro_batch import Found, NotFound, Stage, read_batches, with_batch, with_stage
-from dsl.tune.results import Entry, Results, Steps, Stopped
 from dsl.tune.spaces import Grid, count_own, first_config, make_sampler, own_grid, zero_grid
+from dsl.tune.steps import (
+    Entry,
+    Found,
+    NotFound,
+    Results,
+    Stage,
+    Steps,
+    Stopped,
+    read_batches,
+    with_batch,
+    with_stage,
+)
+from dsl.words import counted, show
 
 # Numbers of four bytes that an optimizer keeps for each parameter. Adam and its like keep two.
 _STATES = {"sgd": 0, "lion": 1, "muon": 1, "adagrad": 1}
@@ -59,8 +78,8 @@ def estimate(model: Model, stage: int, config: Mapping[str, object], devices: in
         devices: devices of the job; a stage divides its share of the memory among them.
         mp_size: how many devices share a copy of the model.
     """
-    zero = _section(config, ZERO)
-    is_half = any(_section(config, key).get("enabled") is True for key in ("fp16", "bf16", "bfloat16"))
+    zero = section_of(config, ZERO)
+    is_half = any(section_of(config, key).get("enabled") is True for key in ("fp16", "bf16", "bfloat16"))
     width = 2 if is_half else 4
     # Half precision keeps a full copy of parameters and gradients beside the states.
     states = _states(config) * 4 + (8 if is_half else 0)
@@ -77,9 +96,9 @@ def estimate(model: Model, stage: int, config: Mapping[str, object], devices: in
 
 
 def _states(config: Mapping[str, object]) -> int:
-    optimizer = _section(config, "optimizer")
+    optimizer = section_of(config, "optimizer")
     kind = str(optimizer.get("type", "")).lower()
-    momentum = _section(optimizer, "params").get("momentum")
+    momentum = section_of(optimizer, "params").get("momentum")
     if kind == "sgd" and is_number(momentum) and momentum > 0:
         return 1
     return _STATES.get(kind, _ADAM)
@@ -87,16 +106,11 @@ def _states(config: Mapping[str, object]) -> int:
 
 def _share_on_device(zero: Mapping[str, object], key: str, old_key: str) -> float:
     """The share that is not offloaded. Newer configs have a section for it, older ones a switch."""
-    section = _section(zero, key)
+    section = section_of(zero, key)
     if section.get("device") in _OFF_DEVICE:
         ratio = section.get("ratio", 1)
         return 1 - min(max(float(ratio), 0), 1) if is_number(ratio) else 0
     return 0 if zero.get(old_key) is True else 1
-
-
-def _section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = config.get(key)
-    return value if isinstance(value, dict) else {}
 
 
 def _count(facts: Mapping[str, object], key: str) -> float:
@@ -132,7 +146,7 @@ def search(section: Section, config: Mapping[str, object], resources: Resources)
             ended = yield from _tune_grid(own_grid(without_tuning(config), section.space), results, resources)
         else:
             ended = yield from _Stages(section, without_tuning(config), resources, results).tune()
-        yield from results.settle_all()
+        yield from results.settle()
         if why := results.why_nothing_ran():
             ended = f"no config ran: {why}"
     except Stopped:
@@ -149,8 +163,7 @@ def count_configs(section: Section) -> int | None:
 
 def _own_section(config: Mapping[str, object]) -> Mapping[str, object]:
     """The section that the script reads. The tuner adds the files to write."""
-    section = config.get(AUTOTUNING)
-    user = section if isinstance(section, dict) else {}
+    user = section_of(config, AUTOTUNING)
     return {**{key: value for key, value in user.items() if key not in _NOT_FOR_RUNS}, "enabled": True}
 
 
@@ -158,17 +171,13 @@ def _tune_grid(grid: Grid, results: Results, resources: Resources) -> Steps[str]
     """Try points of a space: all, or until enough are tried or no better one comes. Says why it ended."""
     section = results.section
     sampler = make_sampler(grid, section)
-    tried, best, best_at = 0, None, 0
-    while tried < section.tuner_num_trials:
-        points = sampler.propose(min(max(resources.lanes, 1), section.tuner_num_trials - tried))
-        if not points:
-            return f"all {tried} configs of {grid.name} were tried"
+    tried, best, best_at, most = 0, None, 0, section.tuner_num_trials
+    while tried < most and (points := sampler.propose(min(max(resources.lanes, 1), most - tried))):
         entries = yield from results.run(
-            [Experiment(one.name, one.config, "run", grid.name) for one in points]
+            [Experiment(point.name, point.config, "run", grid.name) for point in points]
         )
-        for point, entry in zip(points, entries, strict=True):
+        for at, (point, entry) in enumerate(zip(points, entries, strict=True), tried):
             sampler.learn(point, entry.value)
-        for at, entry in enumerate(entries, tried):
             if best is None:
                 best_at = at
             if entry.value is not None and results.is_better(entry.value, best):
@@ -223,11 +232,13 @@ class _Stages:
         for stage in self._stages:
             if not self._is_feasible(stage):
                 continue
-            found = yield from self._tune_stage(stage, largest, best)
-            if isinstance(found, NotFound):
-                self._results.notes.append(f"z{stage} ends: {found.reason}")
+            try:
+                found = yield from self._tune_stage(stage, largest, best)
+            except NotFound as problem:
+                self._results.notes.append(f"z{stage} ends: {problem}")
+                continue
             # As in DeepSpeed: the next stages build on this one only if its best micro batch is larger.
-            elif _micro_batch(found[1]) > _micro_batch(best):
+            if _micro_batch(found[1]) > _micro_batch(best):
                 largest, best = found
         return "all ZeRO stages that the config asks for were tried"
 
@@ -279,22 +290,18 @@ class _Stages:
             return None
         return int(room // self._model.activation_bytes)
 
-    def _tune_stage(
-        self, stage: int, before: int, rival: Entry | None
-    ) -> Steps[tuple[int, Entry] | NotFound]:
-        """The largest micro batch that ran and the best config of a stage.
+    def _tune_stage(self, stage: int, before: int, rival: Entry | None) -> Steps[tuple[int, Entry]]:
+        """The largest micro batch that ran and the best config of a stage. Raises NotFound.
 
         ``before``: the same micro batch of the stage before, 0 without one; ``rival``: its best config.
         """
         fits = self._fits(stage)
         if fits is not None and fits < before:
-            return NotFound(
+            raise NotFound(
                 f"memory suffices for a micro batch of {fits}, less than the {before} of the stage before"
             )
         tried = Stage(stage, self._config, self._batches, self._results, self._resources.lanes)
         found = yield from tried.tune(before, fits)
-        if isinstance(found, NotFound):
-            return found
         best = self._results.best_of(tried.space)
         assert best is not None
         if self._section.fast or stage == 0 or _micro_batch(best) <= _micro_batch(rival):
@@ -320,10 +327,9 @@ class _Stages:
             return fast
         self._results.notes.append((yield from _tune_grid(grid, self._results, self._resources)))
         full = self._results.best_of(grid.name)
-        is_better = (
-            full is not None and full.value is not None and self._results.is_better(full.value, fast.value)
-        )
-        return full if full is not None and is_better else fast
+        if full is None or full.value is None or not self._results.is_better(full.value, fast.value):
+            return fast
+        return full
 
 
 def _read_stages(config: Mapping[str, object]) -> tuple[int, ...]:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.machinery import PathFinder
+from typing import TypeAlias
 
 from dsl._record import Record, replace
 from dsl.agent.planner import Planner
-from dsl.devices.accelerators import ACCELERATORS
+from dsl.devices import ACCELERATORS
 from dsl.errors import AutotuningError, FilterError
 from dsl.facts import Facts
-from dsl.lists import shorten
 from dsl.machine.check import check_program
 from dsl.model.job import ForkServer, Host, Notice
 from dsl.model.request import Program, Request
@@ -30,18 +30,26 @@ from dsl.tune.config import (
     resolve_auto,
 )
 from dsl.tune.experiment import GRACE_S, Resources
+from dsl.words import shorten
+
+RESOURCES = ("include", "exclude", "num_nodes", "num_gpus", "hostfile")
+REPLACED = ("autotuning", *RESOURCES, "master_addr", "master_port")
+"""Options that each experiment sets by itself."""
+
+OWN = (*("max_restarts", "restart_on", "give_up_on", "grace", "enable_each_rank_log", "save_pid", "stdin"),)
+"""Options of the training that an experiment does not use, or sets in its own way."""
+
+WARM = ("--start-method=warm", "--warm-for=0")
+"""The options by which experiments use the servers of the tuner, and keep none."""
 
 
-class SlotGroup(Record):
-    """The slots of one experiment."""
+SlotGroup: TypeAlias = tuple[Host, ...]
+"""The slots of one experiment: its hosts by node rank, each with the slots that it gives, by real numbers."""
 
-    hosts: tuple[Host, ...]
-    """Its hosts by node rank, each with the slots that it gives, by their real numbers."""
 
-    @property
-    def filter(self) -> str:
-        """The slots as ``--include`` takes them."""
-        return "@".join([f"{host.name}:{','.join(map(str, host.slots))}" for host in self.hosts])
+def as_filter(group: SlotGroup) -> str:
+    """The slots as ``--include`` takes them."""
+    return "@".join([f"{host.name}:{','.join(map(str, host.slots))}" for host in group])
 
 
 class SlotPool:
@@ -68,11 +76,11 @@ class SlotPool:
         for name in sorted(chosen, key=self._names.index):
             hosts.append(Host(name, tuple(self._free[name][:count])))
             del self._free[name][:count]
-        return SlotGroup(tuple(hosts))
+        return tuple(hosts)
 
     def give_back(self, group: SlotGroup) -> None:
         """Free the slots of an experiment that has ended."""
-        for host in group.hosts:
+        for host in group:
             free = {*self._free[host.name], *host.slots}
             self._free[host.name] = [slot for slot in self._order[host.name] if slot in free]
 
@@ -84,14 +92,6 @@ def count_lanes(hosts: Sequence[Host], nodes: int, slots_per_node: int) -> int:
     while slots.take() is not None:
         lanes += 1
     return lanes
-
-
-RESOURCES = ("include", "exclude", "num_nodes", "num_gpus", "hostfile")
-REPLACED = ("autotuning", *RESOURCES, "master_addr", "master_port")
-"""Options that each experiment sets by itself."""
-
-OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
-"""Options of the training that an experiment does not use, or sets in its own way."""
 
 
 class UserWords(Record):
@@ -170,9 +170,16 @@ class Setup(Record):
         """The options that put a job at a place."""
         if self.is_whole:
             return self.user.only(*RESOURCES, "master_addr")
-        slots = () if self.visible[1] else (*self.user.only("hostfile"), f"--include={place.filter}")
-        is_first = place.hosts[0].name == self.hosts[0].name
+        slots = () if self.visible[1] else (*self.user.only("hostfile"), f"--include={as_filter(place)}")
+        is_first = place[0].name == self.hosts[0].name
         return (*slots, *(self.user.only("master_addr") if is_first else ()))
+
+    def shown_to(self, place: SlotGroup) -> Mapping[str, str]:
+        """The variable by which an experiment sees only its own devices, if it needs one."""
+        variable, names = self.visible
+        if not names or self.is_whole:
+            return {}
+        return {variable: ",".join([names[slot] for slot in place[0].slots])}
 
     def own_words(self) -> tuple[str, ...]:
         """The options that place the user's own job, in the size that was tuned."""
@@ -197,11 +204,8 @@ class Setup(Record):
 
 def digest_of(script: str) -> str:
     """SHA-256 of the file of a script or module, in hex; empty if it cannot be read."""
-    path = script if os.path.isfile(script) else _module_file(script)
-    if not path:
-        return ""
     try:
-        with open(path, "rb") as file:
+        with open(script if os.path.isfile(script) else _module_file(script), "rb") as file:
             return sha256(file.read()).hexdigest()
     except OSError:
         return ""
@@ -221,9 +225,6 @@ def _module_file(name: str) -> str:
             return (spec.origin or "") if part in (parts[-1], "__main__") else ""
         places = list(spec.submodule_search_locations)
     return ""
-
-
-WARM = ("--start-method=warm", "--warm-for=0")
 
 
 def set_up(
@@ -288,13 +289,12 @@ def _servers(planned: JobPlan, facts: Facts) -> tuple[ForkServer, ...]:
     if method == "forkserver":
         job = replace(job, start=replace(job.start, method="warm"))
     plan = Planner(replace(planned, job=job), facts).plan(0)
-    return tuple(
-        [
-            one if method == "warm" else replace(one, warm=replace(one.warm, stay_s=0.0, only_if_there=False))
-            for one in plan.fork_servers
-            if one.warm is not None
+    servers = [server for server in plan.fork_servers if server.warm is not None]
+    if method != "warm":
+        servers = [
+            replace(server, warm=replace(server.warm, stay_s=0.0, only_if_there=False)) for server in servers
         ]
-    )
+    return tuple(servers)
 
 
 def _all_hosts(request: Request, asked: ActiveHosts, facts: Facts) -> ActiveHosts:

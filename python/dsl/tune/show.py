@@ -17,15 +17,14 @@ from json import dumps
 from typing import Any
 
 from dsl.errors import DslError
-from dsl.lists import counted, shorten
-from dsl.machine.folders import Folder
-from dsl.machine.this_process import can_move_cursor
+from dsl.machine import can_move_cursor
+from dsl.machine.files import Folder
 from dsl.model.job import Notice
-from dsl.printable import printable
 from dsl.report.speak import write
-from dsl.tune.config import AUTOTUNING, MICRO_BATCH, Section, is_number, read_metric
+from dsl.tune.config import AUTOTUNING, MICRO_BATCH, STAGE, ZERO, Section, is_number, read_metric, section_of
 from dsl.tune.experiment import Experiment, Resources, Result, Summary, Trial
 from dsl.tune.folders import SUMMARIES
+from dsl.words import counted, printable, shorten
 
 GLOBAL = "global"
 """Name of the last row of the table, which has the best of all spaces."""
@@ -272,8 +271,7 @@ def _axis(summary: Summary) -> tuple[str, list[float]]:
 
 
 def _stage(trial: Trial) -> object:
-    zero = trial.experiment.config.get("zero_optimization")
-    return zero.get("stage") if isinstance(zero, dict) else None
+    return section_of(trial.experiment.config, ZERO).get(STAGE)
 
 
 SHOWN_RUNNING = 2

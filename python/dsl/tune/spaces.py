@@ -8,13 +8,13 @@ proposes each point of a space at most once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import product
 from math import prod
 from typing import Any
 
 from dsl._record import Record
 from dsl.errors import AutotuningError
-from dsl.lists import show
 from dsl.tune.config import (
     ACCUMULATION,
     AUTOTUNING,
@@ -25,7 +25,9 @@ from dsl.tune.config import (
     Section,
     fingerprint,
     is_number,
+    section_of,
 )
+from dsl.words import show
 
 MOST_POINTS = 20_000
 """Most configs of a space, so that a mistake in its lists does no harm."""
@@ -165,8 +167,7 @@ def zero_grid(
     Raises:
         AutotuningError: there are too many configs.
     """
-    user = config.get(ZERO)
-    said = {key: value for key, value in (user if isinstance(user, dict) else {}).items() if key != STAGE}
+    said = {key: value for key, value in section_of(config, ZERO).items() if key != STAGE}
     zero = {STAGE: stage, **_TEMPLATES[stage], **_sizes_of(stage, hidden_size), **_DEFAULTS[stage], **said}
     left_out = (ZERO, MICRO_BATCH, ACCUMULATION, TRAIN_BATCH, AUTOTUNING)
     others = {key: value for key, value in config.items() if key not in left_out}
@@ -202,7 +203,7 @@ def own_grid(config: Mapping[str, object], space: Mapping[str, tuple[object, ...
     points = []
     for choice in product(*[range(len(axis.values)) for axis in axes]):
         values = {axis.key: axis.values[place] for axis, place in zip(axes, choice, strict=True)}
-        point = _copy(config)
+        point = deepcopy(dict(config))
         for key, value in values.items():
             _put(point, key, value)
         points.append(Point(dotted_name(values), point, choice))
@@ -256,11 +257,7 @@ def _put(config: dict[str, object], key: str, value: object) -> None:
                 f"{show(section)} and no section"
             )
         inner = section
-    inner[parts[-1]] = _copy(value) if isinstance(value, dict) else value  # not shared between configs
-
-
-def _copy(config: Mapping[str, object]) -> dict[str, object]:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in config.items()}
+    inner[parts[-1]] = deepcopy(value)  # not shared between configs
 
 
 _LONGEST = 180

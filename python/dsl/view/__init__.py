@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from os import urandom
 
-from dsl import EngineError
+from dsl import Called, EngineError
 from dsl._record import kept
-from dsl.machine.this_process import socket_folders
+from dsl.machine import socket_folders
+from dsl.model.outcome import Asked
 from dsl.report.speak import optional
 
 TYPE_CHECKING = False
@@ -17,29 +18,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dsl import Supervisor
+    from dsl import SignalReceived, Supervisor
     from dsl.agent.elsewhere import Elsewhere
     from dsl.model.job import NodePlan
-    from dsl.view.explain import explain as explain_stacks
+    from dsl.view.doctor import Porch, knock, look_here, try_ways
+    from dsl.view.explain import explain_stacks
     from dsl.view.lookout import FailureLook, HangWatcher
     from dsl.view.metrics import Metrics
     from dsl.view.views import Views
 
-__all__ = ["FailureLook", "Metrics", "Watchers", "explain_stacks"]
+__all__ = ["FailureLook", "Metrics", "Porch", "Watchers", "explain_stacks", "knock", "look_here", "try_ways"]
 
 _PLACES = {
-    "FailureLook": ("dsl.view.lookout", "FailureLook"),
-    "Metrics": ("dsl.view.metrics", "Metrics"),
-    "explain_stacks": ("dsl.view.explain", "explain"),
+    **dict.fromkeys(("Porch", "knock", "look_here", "try_ways"), "doctor"),
+    "FailureLook": "lookout",
+    "Metrics": "metrics",
+    "explain_stacks": "explain",
 }
-"""Where the names are that are imported on first use."""
+"""Modules of the names that are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, there = _PLACES[name]
-    return getattr(__import__(module, fromlist=[there]), there)
+    return getattr(__import__(f"dsl.view.{_PLACES[name]}", fromlist=[name]), name)
 
 
 class Watchers:
@@ -52,7 +54,7 @@ class Watchers:
     def __init__(
         self,
         supervisor: Supervisor,
-        state: Callable[[], tuple[NodePlan, int, int, float]],
+        state: Callable[[], tuple[NodePlan, int, float]],
         command_pid: int,
         elsewhere: Elsewhere | None,
     ) -> None:
@@ -71,14 +73,23 @@ class Watchers:
 
         return Views(self._supervisor, state, self._command_pid, self._elsewhere)
 
+    def serve(self, event: Asked | Called | SignalReceived) -> None:
+        """Serve somebody who looks at the job."""
+        if isinstance(event, Asked):
+            self.views.answer(event.look, event.reply)
+        elif isinstance(event, Called):
+            self.views.welcome()
+        else:
+            self.views.explain()
+
     def begin(self, plan: NodePlan, metrics: Metrics | None) -> Sequence[HangWatcher]:
         """Let views call, and watch as the user wants. Returns the channels that the agent has to read."""
         self._listens = self._listen()
         if metrics is not None:
             what = "there are no metrics"
             optional(plan.command, what, lambda: metrics.show(self.views.ask, self.views.view))
-        sees_all = self._elsewhere is not None or plan.world_size == len(plan.workers)
-        if plan.hang_timeout_s is None or not sees_all:
+        sees_all = self._elsewhere is not None or plan.meeting.world_size == len(plan.workers)
+        if plan.job.hang_timeout_s is None or not sees_all:
             return ()
         self._hangs = optional(
             plan.command, "nobody watches for hangs (--hang-timeout)", lambda: self._watch(plan)

@@ -6,16 +6,11 @@ one group.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from dsl._record import Record
-from dsl.lists import numbered
-from dsl.printable import printable
-from dsl.signals import signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dsl.model.observation import Frame, NodeStacks, RankStacks, ThreadStack
+from dsl.model.observation import Frame, NodeStacks, RankStacks, ThreadStack
+from dsl.words import numbered, printable, signal_name
 
 MOST_NAMED = 4
 """Groups that the first line names."""
@@ -86,7 +81,7 @@ class Group(Record):
         )
 
 
-def explain(nodes: Sequence[NodeStacks], missing: Sequence[str] = ()) -> list[str]:
+def explain_stacks(nodes: Sequence[NodeStacks], missing: Sequence[str] = ()) -> list[str]:
     """The explanation: a line that names all groups, then a block with the stack of each.
 
     ``missing``: hosts that have not answered.
@@ -110,25 +105,18 @@ def group(nodes: Iterable[NodeStacks]) -> list[Group]:
     for host, one in sorted(ranks, key=lambda pair: (pair[1].rank, pair[0], pair[1].local_rank)):
         found.setdefault(doing(one), []).append((host, one))
     groups = [Group(key, tuple(members)) for key, members in found.items()]
-    # Of two groups of the same size, the one that waits for others is the crowd.
-    return sorted(groups, key=lambda one: (-len(one.members), not _is_collective(one.doing), _order(one)))
+    # Of two groups of the same size, the one that waits for others is the crowd. Else the order stays.
+    return sorted(groups, key=lambda group: (-len(group.members), not is_collective(group.doing)))
 
 
-def _order(group: Group) -> tuple[int, str, int]:
-    host, one = group.members[0]
-    return one.rank, host, one.local_rank
-
-
-def _is_collective(doing: Doing) -> bool:
+def is_collective(doing: Doing) -> bool:
+    """Whether it is a collective operation."""
     return doing.verb == "wait" and doing.rest.removeprefix("in ").partition(",")[0] in _COLLECTIVES
-
-
-# What one rank does.
 
 
 def waits_in_collective(rank: RankStacks) -> bool:
     """Whether the main thread of a rank is in a collective operation."""
-    return _is_collective(doing(rank))
+    return is_collective(doing(rank))
 
 
 def spins_in_collective(rank: RankStacks) -> bool:
@@ -140,7 +128,7 @@ def spins_in_collective(rank: RankStacks) -> bool:
 
 def is_known_wait(thread: ThreadStack, rank: RankStacks) -> bool:
     """Whether a thread is in a function that is known to wait, and may look again and again meanwhile."""
-    return _thread_doing(thread, rank).verb == "wait"
+    return thread_doing(thread, rank).verb == "wait"
 
 
 def doing(rank: RankStacks) -> Doing:
@@ -156,7 +144,7 @@ def doing(rank: RankStacks) -> Doing:
     if rank.state == "t":
         return Doing("be", "held by a debugger", place)
     if main.signal:
-        inner = _thread_doing(main, rank).rest
+        inner = thread_doing(main, rank).rest
         return Doing("be", f"in its handler of {signal_name(main.signal)}, {inner}", place)
     if rank.major_faults >= THRASHING:
         return Doing("be", "short of memory: it waits for pages from disk again and again", place)
@@ -167,10 +155,10 @@ def doing(rank: RankStacks) -> Doing:
         return Doing(
             "be", f"{where}, stuck in state D: a disk, a file system or a driver does not answer", place
         )
-    return _thread_doing(main, rank)
+    return thread_doing(main, rank)
 
 
-def _thread_doing(thread: ThreadStack, rank: RankStacks) -> Doing:
+def thread_doing(thread: ThreadStack, rank: RankStacks) -> Doing:
     """What a thread does, by the function that the user's code has called, else by its system call."""
     frame = user_frame(thread.frames)
     place = _place(frame)
@@ -194,8 +182,8 @@ def _thread_doing(thread: ThreadStack, rank: RankStacks) -> Doing:
     if thread.call:
         return Doing("wait" if about == "stdin)" else "be", _call_words(thread.call), place)
     if thread.state == "R" or rank.cpu_share >= BUSY:
-        return Doing("compute", f"in {_short(frame.function)}()" if frame else "", place)
-    return Doing("be", f"in {_short(frame.function)}()" if frame else "in an unknown place", place)
+        return Doing("compute", f"in {short(frame.function)}()" if frame else "", place)
+    return Doing("be", f"in {short(frame.function)}()" if frame else "in an unknown place", place)
 
 
 def _call_words(call: str) -> str:
@@ -220,37 +208,28 @@ def _beside(found: Doing, rank: RankStacks) -> str:
     own = [one for one in rank.threads if not one.is_main and not one.pid and user_frame(one.frames)]
     below = [one for one in rank.threads if one.pid]
     if found.rest == "for a lock":
-        others = [one for one in own if _thread_doing(one, rank).rest == "for a lock"]
+        others = [one for one in own if thread_doing(one, rank).rest == "for a lock"]
         words = [
-            f'its thread "{one.name}" {_thread_doing(one, rank).phrase()}' for one in others[:MOST_BESIDE]
+            f'its thread "{one.name}" {thread_doing(one, rank).phrase()}' for one in others[:MOST_BESIDE]
         ]
         return f", while {' and '.join(words)}: each may hold the lock of the other" if words else ""
-    if found.verb == "wait" and not _is_collective(found) and found.rest != "for its data loader":
-        words = [f'its thread "{one.name}" {_thread_doing(one, rank).phrase()}' for one in own]
-    else:
-        words = []
-    if (
-        found.rest == "for its data loader"
-        or "child" in found.rest
-        or "subprocess" in found.rest
-        or not words
-    ):
-        busy = [one for one in below if user_frame(one.frames) or one.cpu_share >= BUSY]
-        words += [_descendant(one, rank) for one in busy]
+    words = []
+    if found.verb == "wait" and not is_collective(found) and found.rest != "for its data loader":
+        words = [f'its thread "{thread.name}" {thread_doing(thread, rank).phrase()}' for thread in own]
+    if not words or "child" in found.rest or "subprocess" in found.rest:
+        busy = [child for child in below if user_frame(child.frames) or child.cpu_share >= BUSY]
+        words += [_descendant(child, rank) for child in busy]
     return f"; {'; '.join(words[:MOST_BESIDE])}" if words else ""
 
 
 def _descendant(thread: ThreadStack, rank: RankStacks) -> str:
-    what = _thread_doing(thread, rank).phrase() if thread.frames else f"uses {thread.cpu_share:.1f} CPUs"
+    what = thread_doing(thread, rank).phrase() if thread.frames else f"uses {thread.cpu_share:.1f} CPUs"
     return f"its child {thread.name} (pid {thread.pid}) {what}"
-
-
-# Frames.
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame of code that is no library; None: there is none."""
-    return next((one for one in frames if _is_users(one)), None)
+    return next((one for one in frames if is_users(one)), None)
 
 
 def python_frames(thread: ThreadStack) -> list[Frame]:
@@ -258,7 +237,8 @@ def python_frames(thread: ThreadStack) -> list[Frame]:
     return [one for one in thread.frames if _is_python(one)]
 
 
-def _is_users(frame: Frame) -> bool:
+def is_users(frame: Frame) -> bool:
+    """Whether it is code in Python that is no library."""
     return _is_python(frame) and not any(folder in frame.file for folder in _LIBRARIES)
 
 
@@ -275,19 +255,19 @@ def _is_python(frame: Frame) -> bool:
 
 def _inner(frames: Sequence[Frame]) -> list[Frame]:
     """The frames of libraries inside the innermost frame of the user's, innermost first."""
-    index = next((at for at, one in enumerate(frames) if _is_users(one)), len(frames))
+    index = next((at for at, one in enumerate(frames) if is_users(one)), len(frames))
     return list(frames[:index])
 
 
 def _called(frames: Sequence[Frame]) -> str:
     """The library function that the innermost frame of the user's has called; empty: none."""
-    names = [_short(one.function) for one in reversed(_inner(frames)) if _is_python(one)]
+    names = [short(one.function) for one in reversed(_inner(frames)) if _is_python(one)]
     names = [name for name in names if name.rpartition(".")[2] not in _PASSING]
     known = [name for name in names if name in _COLLECTIVES]
     return (known or names or [""])[0]
 
 
-def _short(function: str) -> str:
+def short(function: str) -> str:
     """The last two parts of a qualified name."""
     parts = [part for part in function.split(".") if part and part != "<locals>"]
     return ".".join(parts[-2:])
@@ -295,9 +275,6 @@ def _short(function: str) -> str:
 
 def _place(frame: Frame | None) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line}" if frame else ""
-
-
-# Lines.
 
 
 def _verb(verb: str, *, is_one: bool) -> str:
@@ -380,13 +357,13 @@ def _thread_lines(thread: ThreadStack) -> list[str]:
     if thread.call or thread.state in ("D", "R"):
         call = thread.call or {"D": "waits", "R": "runs"}[thread.state]
         lines.append(f"    kernel: {call}" + (f" in {thread.channel}" if thread.channel else ""))
-    library, user = _inner(thread.frames), [one for one in thread.frames if _is_users(one)]
+    library, user = _inner(thread.frames), [one for one in thread.frames if is_users(one)]
     # Of the library, what the user's code has called says more than what that leads to.
     library = [one for one in library if one.function.rpartition(".")[2] not in _PASSING][
         -MOST_LIBRARY_FRAMES:
     ]
     shown = [*library, *user][:MOST_FRAMES] if user else thread.frames[:MOST_FRAMES]
-    return [*lines, *[f"    {_short(one.function)} ({_file(one)})" for one in shown]]
+    return [*lines, *[f"    {short(one.function)} ({_file(one)})" for one in shown]]
 
 
 def _file(frame: Frame) -> str:

@@ -13,6 +13,10 @@ A missed hang is better than a false alarm: a rank about which we know too littl
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from dsl.model.observation import NodePulse, NodeStacks, RankStacks, Sight, ThreadStack
 from dsl.view.explain import (
     group,
     is_known_wait,
@@ -21,17 +25,10 @@ from dsl.view.explain import (
     waits_in_collective,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import Literal, TypeAlias
-
-    from dsl.model.observation import NodePulse, NodeStacks, RankStacks, Sight, ThreadStack
-
-    Place: TypeAlias = tuple[int, int]
-    """Node rank and local rank."""
-    Progress: TypeAlias = Literal["none", "some", "computes"]
-    """``computes``: its C frames have to show whether it gets anywhere."""
+Place: TypeAlias = tuple[int, int]
+"""Node rank and local rank."""
+Progress: TypeAlias = Literal["none", "some", "computes"]
+"""``computes``: its C frames have to show whether it gets anywhere."""
 
 LOOKS = 8
 """Looks in the time of a time-out."""
@@ -80,7 +77,7 @@ class HangWatch:
 
         ``missing``: hosts that have not answered.
         """
-        marks = {(node.node_rank, one.local_rank): one.mark for node in nodes for one in node.ranks}
+        marks = {(node.node_rank, rank.local_rank): rank.mark for node in nodes for rank in node.ranks}
         was_away = now_s - self._heard_s > self.interval_s + SLACK_S
         has_changed = marks != self._marks
         self._heard_s, self._marks = now_s, marks
@@ -94,7 +91,7 @@ class HangWatch:
 
     def hear_stacks(self, now_s: float, nodes: Sequence[NodeStacks], missing: Sequence[str] = ()) -> bool:
         """Hear the stacks of all ranks. Whether the job hangs; each hang is reported once."""
-        ranks = {(node.node_rank, one.local_rank): one for node in nodes for one in node.ranks}
+        ranks = {(node.node_rank, rank.local_rank): rank for node in nodes for rank in node.ranks}
         span_s = max(now_s - self._looked_s, 1e-3)
         before = self._first
         progress = "some"
@@ -122,36 +119,36 @@ def odd_ranks(nodes: Sequence[NodeStacks]) -> tuple[int, ...]:
     A rank that has ended, or that no signal ends, is of no use: then it is the first rank of the others.
     """
     crowd, *others = group(nodes)
-    living = [one for other in others for _, one in other.members if one.pid]
-    if not living or any(one.state == "D" for one in living):
-        living += [one for _, one in crowd.members if one.pid][:1]
-    return tuple([one.rank for one in living])
+    living = [rank for other in others for _, rank in other.members if rank.pid]
+    if not living or any(rank.state == "D" for rank in living):
+        living += [rank for _, rank in crowd.members if rank.pid][:1]
+    return tuple([rank.rank for rank in living])
 
 
 def _can_hang(ranks: Collection[RankStacks]) -> bool:
     """Whether a look at all ranks shows no reason why the job goes on by itself."""
-    living = [one for one in ranks if one.pid]
-    if all(one.state == "T" for one in living):
+    living = [rank for rank in ranks if rank.pid]
+    if all(rank.state == "T" for rank in living):
         return False  # none runs, or the user has stopped the job
-    return not any(_goes_on(one) for one in living)
+    return not any(_goes_on(rank) for rank in living)
 
 
 def _goes_on(rank: RankStacks) -> bool:
     """Whether a rank goes on by itself, is in the hands of a user, or is unknown to us."""
     main = _main(rank)
-    if main is None or rank.state == "t" or any(_is_debugger(one.file) for one in main.frames):
+    if (
+        main is None
+        or rank.state == "t"
+        or any(word in frame.file for frame in main.frames for word in _DEBUGGERS)
+    ):
         return True
-    if rank.naps or any(one.pid and one.cpu_share > BUSY_CHILD for one in rank.threads):
+    if rank.naps or any(thread.pid and thread.cpu_share > BUSY_CHILD for thread in rank.threads):
         return True
     return _sleeps(main) and not waits_in_collective(rank)
 
 
-def _is_debugger(file: str) -> bool:
-    return any(part in file for part in _DEBUGGERS)
-
-
 def _main(rank: RankStacks) -> ThreadStack | None:
-    return next((one for one in rank.threads if one.is_main), None)
+    return next((thread for thread in rank.threads if thread.is_main), None)
 
 
 def _sleeps(thread: ThreadStack) -> bool:
@@ -160,7 +157,7 @@ def _sleeps(thread: ThreadStack) -> bool:
 
 def _progress(before: Mapping[Place, RankStacks], now: Mapping[Place, RankStacks], span_s: float) -> Progress:
     """What all ranks together have done between two looks."""
-    found = {_progress_of(before[place], one, span_s) for place, one in now.items()}
+    found = {_progress_of(before[place], rank, span_s) for place, rank in now.items()}
     return "some" if "some" in found else "computes" if "computes" in found else "none"
 
 
@@ -171,7 +168,7 @@ def _progress_of(before: RankStacks, now: RankStacks, span_s: float) -> Progress
     if not now.pid:
         return "none"
     old, new = _threads(before), _threads(now)
-    if [_signature(one) for one in old] != [_signature(one) for one in new]:
+    if [_signature(thread) for thread in old] != [_signature(thread) for thread in new]:
         return "some"
     main = new[0]
     share = (now.cpu_ms - before.cpu_ms) / 1000 / span_s
@@ -180,13 +177,13 @@ def _progress_of(before: RankStacks, now: RankStacks, span_s: float) -> Progress
         return "none" if gets_nowhere else "computes"
     if waits_in_collective(now):
         old, new = old[1:], new[1:]  # it looks at the store, or for news, as often as it likes
-    wakes = [_has_woken(one, later, now, span_s) for one, later in zip(old, new, strict=True)]
+    wakes = [_has_woken(earlier, later, now, span_s) for earlier, later in zip(old, new, strict=True)]
     return "some" if any(wakes) else "none"
 
 
 def _threads(rank: RankStacks) -> list[ThreadStack]:
     """The threads that tell about progress: the main thread, those with Python frames, and descendants."""
-    return [one for one in rank.threads if one.is_main or one.pid or one.frames]
+    return [thread for thread in rank.threads if thread.is_main or thread.pid or thread.frames]
 
 
 def _signature(thread: ThreadStack) -> tuple[object, ...]:
@@ -203,7 +200,7 @@ def _is_in_driver(main: ThreadStack) -> bool:
     """Whether its C frames show that it waits for a GPU."""
     frames = python_frames(main)
     native = main.frames[: main.frames.index(frames[0])] if frames else main.frames
-    return any(name in one.file for one in native for name in _DRIVERS)
+    return any(name in frame.file for frame in native for name in _DRIVERS)
 
 
 def _has_woken(before: ThreadStack, now: ThreadStack, rank: RankStacks, span_s: float) -> bool:

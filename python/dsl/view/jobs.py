@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,8 @@ from typing import Any
 
 from dsl._record import Record
 from dsl.errors import DslError, JobFormatError
-from dsl.lists import parse_number, quote
-from dsl.machine.kernel_files import began_ns, read_fact
-from dsl.machine.sockets import MOST_SOCKETS, find_sockets, left_alone, peer_of, remove_socket
+from dsl.machine import ask_sockets, left_alone, peer_pid, remove_socket
+from dsl.machine.kernel import began_ns, read_fact
 from dsl.model.codec import Lines, to_line
 from dsl.model.observation import (
     Follow,
@@ -30,13 +28,14 @@ from dsl.model.observation import (
     SignalRank,
     gather,
 )
+from dsl.words import parse_number, quote
 
 Tell = Callable[[str], None]
 
 CALL_S = 5.0
 """How long a job may take to say who it is, if the user means this one."""
 SOON_S = 0.5
-"""How long all jobs together may take to say who they are."""
+"""How long each job may take to say who it is."""
 ANSWER_S = 15.0
 """How long a job may take to answer."""
 TRY_S = 0.01
@@ -55,100 +54,51 @@ class SilentJob(Record):
     """CLOCK_REALTIME when this process was started; None: unknown."""
 
 
-class JobCall:
-    """A call at the socket of a job, until the job has said what it is."""
-
-    def __init__(self, path: str, tell: Tell | None = None) -> None:
-        """``tell`` hears why the job cannot be looked into from here.
-
-        Raises:
-            PermissionError: its process is not one of this user here.
-            OSError: nobody listens there.
-        """
-        self.path, self.tell = path, tell
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.setblocking(False)
-        self.lines = Lines(JobView, NoAnswer, NodeStatus, NodeStacks, Signalled, Looked)
-        self.heard: list[Any] = []
-        """What the job has said after `view`."""
-        self.view: JobView | None = None
-        """What the job has said about itself; None: nothing so far."""
-        self.is_second = False
-        """An earlier call was not answered, because the job has ended."""
-        self.is_connected = False
-        try:
-            self._connect()
-        except BaseException:
-            self.socket.close()
-            raise
-
-    def _connect(self) -> None:
-        try:
-            _connect(self.socket, self.path)
-        except BlockingIOError:  # too many calls wait
-            return
-        peer_of(self.socket.fileno())
-        self.is_connected = True
-
-    def go_on(self) -> None:
-        """Take what there is.
-
-        Raises:
-            PermissionError: the job's process is not one of this user here, or says that this one is not.
-            OSError: the job has ended.
-            JobFormatError: it says what no job says.
-        """
-        if not self.is_connected:
-            self._connect()
-            return
-        try:
-            data = self.socket.recv(CHUNK)
-        except BlockingIOError:
-            return
-        if not data:
-            raise ConnectionResetError("the job has ended")
-        self.heard += self.lines.feed(data)
-        if self.heard:
-            view = self.heard.pop(0)
-            if isinstance(view, NoAnswer):
-                raise PermissionError(f"says that this one {view.why}")
-            if not isinstance(view, JobView):
-                raise JobFormatError("the job has not said what it is")
-            self.view = view
-
-
-def _listen(calls: Sequence[JobCall], within_s: float) -> None:
-    """Wait for what these jobs say, for at most so long."""
-    poller = select.poll()
-    for call in calls:
-        if call.is_connected:
-            poller.register(call.socket, select.POLLIN)
-    least_s = within_s if all(call.is_connected for call in calls) else min(TRY_S, within_s)
-    poller.poll(max(least_s, 0.0) * 1000)
-
-
 class RunningJob:
     """A connection to a job."""
 
-    def __init__(self, path: str, call: JobCall | None = None) -> None:
-        """``call``: a call with an answer; None: call now.
+    def __init__(self, path: str, within_s: float = CALL_S) -> None:
+        """Call at the socket of a job, and let it say what it is, within this time.
 
-        Raises OSError: no job answers there. Raises JobFormatError: its answer cannot be read.
+        Raises:
+            PermissionError: its process is not one of this user here, or says that this one is not.
+            OSError: nobody listens there, the job has ended, or it does not answer.
+            JobFormatError: it says what no job says.
         """
-        call = _answered(path) if call is None else call
-        assert call.view is not None
         self.path = path
-        self._socket = call.socket
-        self._lines, self._heard = call.lines, call.heard
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._lines = Lines(JobView, NoAnswer, NodeStatus, NodeStacks, Signalled, Looked)
+        self._heard: list[Any] = []
         self._number = 0
-        self.view = call.view
-        """What the job has said about itself."""
+        try:
+            self.view = self._call(within_s)
+            """What the job has said about itself."""
+        except BaseException:
+            self._socket.close()
+            raise
 
-    def look(self, what: Sight, *, with_logs: bool = False) -> tuple[list[Any], tuple[str, ...]]:
+    def _call(self, within_s: float) -> JobView:
+        deadline_s = time.monotonic() + within_s
+        while not _has_connected(self._socket, self.path):  # as many calls wait as may
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError("timed out")
+            time.sleep(TRY_S)
+        peer_pid(self._socket.fileno())
+        self._socket.settimeout(max(deadline_s - time.monotonic(), TRY_S))
+        view = self._hear()
+        if isinstance(view, NoAnswer):
+            raise PermissionError(f"says that this one {view.why}")
+        if not isinstance(view, JobView):
+            raise JobFormatError("the job has not said what it is")
+        return view
+
+    def look(
+        self, what: Sight, *, with_logs: bool = False, for_s: int = 0
+    ) -> tuple[list[Any], tuple[str, ...]]:
         """Ask all nodes. Returns their answers by node rank, and the names of hosts that have not answered.
 
         The answers are `NodeStatus`, or `NodeStacks` unless ``what`` is ``status``. ``with_logs``: with the
-        paths of log files.
+        paths of log files. ``for_s``: how long ``samples`` are taken.
 
         Raises:
             OSError: the job has ended, or does not answer.
@@ -156,11 +106,11 @@ class RunningJob:
             DslError: the job says why it cannot answer.
         """
         self._number += 1
-        self._ask(Look(self._number, what, with_logs))
+        self._ask(Look(self._number, what, with_logs, for_s), for_s)
         return gather(iter(self._next, None))
 
-    def _ask(self, question: object) -> None:
-        self._socket.settimeout(ANSWER_S)
+    def _ask(self, question: object, more_s: int = 0) -> None:
+        self._socket.settimeout(ANSWER_S + more_s)
         with suppress(BrokenPipeError):  # it may have said why
             self._socket.sendall(to_line(question))
 
@@ -200,13 +150,16 @@ class RunningJob:
         while data := self._socket.recv(CHUNK):
             yield data
 
-    def _next(self) -> object:
+    def _hear(self) -> Any:
         while not self._heard:
             data = self._socket.recv(CHUNK)
             if not data:
                 raise ConnectionResetError("the job has ended")
             self._heard += self._lines.feed(data)
-        answer = self._heard.pop(0)
+        return self._heard.pop(0)
+
+    def _next(self) -> object:
+        answer = self._hear()
         if isinstance(answer, NoAnswer):
             raise self._refusal(answer)
         return answer
@@ -219,20 +172,17 @@ class RunningJob:
         self._socket.close()
 
 
-def _answered(path: str) -> JobCall:
-    call = JobCall(path)
-    deadline_s = time.monotonic() + CALL_S
+def _has_connected(caller: socket.socket, path: str) -> bool:
+    """Connect by the descriptor of the directory: an address is at most 107 bytes long."""
+    caller.setblocking(False)
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while call.view is None and (left_s := deadline_s - time.monotonic()) > 0:
-            _listen([call], left_s)
-            call.go_on()
-    except BaseException:
-        call.socket.close()
-        raise
-    if call.view is None:
-        call.socket.close()
-        raise TimeoutError("timed out")
-    return call
+        caller.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(folder)
+    return True
 
 
 def running_jobs() -> list[RunningJob]:
@@ -243,90 +193,52 @@ def running_jobs() -> list[RunningJob]:
 def call_jobs(word: str | None = None, tell: Tell | None = None) -> tuple[list[RunningJob], list[SilentJob]]:
     """Call all jobs of this user at once. Removes sockets that jobs have left.
 
-    A job that is stopped holds up nobody: all have `SOON_S` together. Only if the user means a job that has
-    said nothing by then, by its pid or because no other has answered, it has `CALL_S`. ``word``: as in
+    A job that is stopped holds up nobody: each has `SOON_S`. Only if the user means a job that has said
+    nothing by then, by its pid or because no other has answered, it has `CALL_S`. ``word``: as in
     `find_job`; None: the user means no single job. ``tell`` hears of jobs that cannot be looked into.
 
     Returns the jobs that have answered, in the order of their starts, and those that have not.
     """
-    paths = [os.path.join(*place) for place in find_sockets(".sock")[:MOST_SOCKETS]]
-    calls = [call for path in paths if (call := _call(path, tell)) is not None]
-    begin_s = time.monotonic()
-    silent = [call for call in calls if call.view is None]
-    while silent:
-        is_awaited = any(_is_meant(word, call, calls) for call in silent)
-        left_s = begin_s + (CALL_S if is_awaited else SOON_S) - time.monotonic()
-        if left_s <= 0:
-            break
-        _listen(silent, left_s)
-        calls = [call for before in calls if (call := _heard(before)) is not None]
-        silent = [call for call in calls if call.view is None]
-    for call in silent:
-        call.socket.close()
-    jobs = [RunningJob(call.path, call) for call in calls if call.view is not None]
-    return sorted(jobs, key=lambda one: one.view.started_ns), [_silent(call) for call in silent]
+
+    def call(place: tuple[str, str]) -> RunningJob | SilentJob | str | None:
+        return _call(*place, CALL_S if word and word == str(_pid_of(place[1])) else SOON_S)
+
+    found = ask_sockets(call, ".sock")
+    if word == "" and found and not any(isinstance(answer, RunningJob) for answer in found):
+        found = ask_sockets(lambda place: _call(*place, CALL_S), ".sock")
+    jobs = [answer for answer in found if isinstance(answer, RunningJob)]
+    for answer in found:
+        if isinstance(answer, str) and tell is not None:
+            tell(answer)
+    silent = [answer for answer in found if isinstance(answer, SilentJob)]
+    return sorted(jobs, key=lambda job: job.view.started_ns), silent
 
 
-def _is_meant(word: str | None, call: JobCall, calls: Sequence[JobCall]) -> bool:
-    if word:
-        return word == str(_pid_of(call))
-    return word is not None and all(one.view is None for one in calls)
-
-
-def _call(path: str, tell: Tell | None) -> JobCall | None:
-    try:
-        return JobCall(path, tell)
-    except ConnectionRefusedError:
-        remove_socket(*os.path.split(path))
-    except PermissionError as error:
-        _leave_alone(path, error, tell)
-    except OSError:
-        pass  # it has just ended
+def _call(folder: str, name: str, within_s: float) -> RunningJob | SilentJob | str | None:
+    """The job at a socket, or a line about a job that cannot be looked into; None: there is none."""
+    for _ in range(2):  # a job that ends while we call leaves its socket if it was killed
+        try:
+            return RunningJob(os.path.join(folder, name), within_s)
+        except ConnectionRefusedError:
+            remove_socket(folder, name)
+            return None
+        except PermissionError as error:
+            if error.errno:  # it is not about the process
+                return None
+            return left_alone(folder, name, error)
+        except TimeoutError:
+            pid = _pid_of(name)
+            words = read_fact(f"/proc/{pid}/cmdline").split("\0")
+            return SilentJob(pid, tuple(words), began_ns(pid))
+        except OSError:
+            continue
+        except JobFormatError:
+            return None
     return None
 
 
-def _leave_alone(path: str, error: PermissionError, tell: Tell | None) -> None:
-    if tell is not None and not error.errno:  # else it is not about the process
-        tell(left_alone(*os.path.split(path), error))
-
-
-def _heard(call: JobCall) -> JobCall | None:
-    """The call, after what the job has said; None if it has ended, or says what no job says."""
-    if call.view is not None:
-        return call
-    try:
-        call.go_on()
-    except PermissionError as error:
-        call.socket.close()
-        _leave_alone(call.path, error, call.tell)
-        return None
-    except OSError:
-        call.socket.close()
-        again = (
-            None if call.is_second else _call(call.path, call.tell)
-        )  # it leaves its socket if it was killed
-        if again is not None:
-            again.is_second = True
-        return again
-    except JobFormatError:
-        call.socket.close()
-        return None
-    return call
-
-
-def _pid_of(call: JobCall) -> int:
-    return parse_number(os.path.basename(call.path).partition("-")[0]) or 0
-
-
-def _silent(call: JobCall) -> SilentJob:
-    pid = _pid_of(call)
-    words = read_fact(f"/proc/{pid}/cmdline").split("\0")
-    return SilentJob(pid, tuple(words), began_ns(pid))
-
-
-def the_job(word: str, tell: Tell) -> RunningJob:
-    """The job that a user means: its pid, or nothing if there is only one. Raises what `find_job` raises."""
-    return find_job(word, *call_jobs(word, tell))
+def _pid_of(name: str) -> int:
+    return parse_number(name.partition("-")[0]) or 0
 
 
 def find_job(word: str, jobs: Sequence[RunningJob], silent: Sequence[SilentJob] = ()) -> RunningJob:
@@ -340,21 +252,10 @@ def find_job(word: str, jobs: Sequence[RunningJob], silent: Sequence[SilentJob] 
             raise DslError(f"job {other.pid} does not answer, it may be stopped (SIGSTOP) or frozen")
     if not jobs:
         raise DslError("no job of this user runs on this machine")
-    names = ", ".join(f"{one.view.pid} ({' '.join(one.view.words[:1])})" for one in jobs)
-    if not word:
-        if len(jobs) > 1:
-            raise DslError(f"several jobs run, name one by its pid: {names}")
-        return jobs[0]
-    for one in jobs:
-        if word == str(one.view.pid):
-            return one
+    meant = [job for job in jobs if word in ("", str(job.view.pid))]
+    if len(meant) == 1 or (word and meant):  # a program may launch several jobs
+        return meant[0]
+    names = ", ".join(f"{job.view.pid} ({' '.join(job.view.words[:1])})" for job in jobs)
+    if meant:
+        raise DslError(f"several jobs run, name one by its pid: {names}")
     raise DslError(f"no job has the pid {quote(word)}, there are: {names}")
-
-
-def _connect(connection: socket.socket, path: str) -> None:
-    """Connect by the descriptor of the directory: an address is at most 107 bytes long."""
-    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
-    finally:
-        os.close(folder)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from dsl._record import Record
-from dsl.lists import with_port
-from dsl.machine.kernel_files import list_names, read_fact, read_fields
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from dsl.machine.kernel import list_names, read_fact, read_fields
+from dsl.words import with_port
 
 MOST_TASKS = 512
 """Threads of a process at which we look."""
@@ -141,12 +138,8 @@ def switches(pid: int, tid: int) -> int:
 def is_python(pid: int) -> bool:
     """Whether a process runs a Python interpreter."""
     try:
-        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return False
-    if name.startswith(("python", "pypy")):
-        return True
-    try:
+        if os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy")):
+            return True
         with open(f"/proc/{pid}/maps", "rb") as file:
             return b"/libpython" in file.read(1 << 20)
     except OSError:
@@ -235,12 +228,7 @@ class CallReader:
     def _memory(self, address: int, size: int) -> bytes:
         """Bytes of the process; fewer or none where the kernel refuses."""
         try:
-            fd = os.open(f"/proc/{self._pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return b""
-        try:
-            return os.pread(fd, size, address)
+            with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as file:
+                return os.pread(file.fileno(), size, address)
         except (OSError, OverflowError):
             return b""
-        finally:
-            os.close(fd)

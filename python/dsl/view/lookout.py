@@ -1,28 +1,36 @@
-"""Looks that are made beside the loop of the agent, which waits for a descriptor and never for a thread."""
+"""Looks that are made beside the loop of the agent, which waits for a descriptor and never for a thread.
+
+Another process, the taker, finds out what workers execute: see `dsl.view.stacks`.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Event
+from typing import Any
 
 from dsl import EngineError
+from dsl._own_process import START
 from dsl._record import replace
+from dsl.errors import JobFormatError
+from dsl.model.codec import Lines, to_line
+from dsl.model.job import NodePlan
 from dsl.model.observation import Look, RankStacks, RankStatus
 from dsl.report.speak import optional
-from dsl.signals import start_thread
+from dsl.words import shortage, start_thread
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+Ask = Callable[[Look], "tuple[Sequence[Any], Sequence[str]]"]
+"""Puts a question to all nodes of the job. Returns their answers, and the hosts that have not answered.
+Raises OSError or EngineError: the job is ending."""
 
-    from dsl.model.job import NodePlan
-
-    Ask = Callable[[Look], "tuple[Sequence[Any], Sequence[str]]"]
-    """Puts a question to all nodes of the job. Returns their answers, and the hosts that have not answered.
-    Raises OSError or EngineError: the job is ending."""
+TAKE_S = 5.0
+"""A taker that has not answered by then is killed, unless its caller has less time."""
 
 LOOK_S = 2.5
 """Stacks after a failure that are not there by then are left out: the stop comes."""
@@ -108,9 +116,10 @@ class HangWatcher(WatchChannel):
         """Begin to watch. Raises as `WatchChannel`."""
         from dsl.view.hang_watch import HangWatch
 
-        assert plan.hang_timeout_s is not None
-        self._action, self._ends_ranks, self._ask = plan.hang_action, ends_ranks, ask
-        self._watch = watch = HangWatch(plan.hang_timeout_s, time.monotonic())
+        timeout_s = plan.job.hang_timeout_s
+        assert timeout_s is not None
+        self._action, self._ends_ranks, self._ask = plan.job.hang_action, ends_ranks, ask
+        self._watch = watch = HangWatch(timeout_s, time.monotonic())
         without = "nobody watches for hangs any more (--hang-timeout)"
 
         def look() -> None:
@@ -120,7 +129,7 @@ class HangWatcher(WatchChannel):
 
     def _look(self) -> None:
         from dsl.model.outcome import EndHung, Hang
-        from dsl.view.explain import explain
+        from dsl.view.explain import explain_stacks
         from dsl.view.hang_watch import odd_ranks
 
         watch = self._watch
@@ -132,7 +141,7 @@ class HangWatcher(WatchChannel):
             return
         attempt = max(node.attempt for node in pulses)
         ranks = odd_ranks(stacks)
-        hang = Hang(attempt, round(watch.still_s, 1), self._action, tuple(explain(stacks)), ranks)
+        hang = Hang(attempt, round(watch.still_s, 1), self._action, tuple(explain_stacks(stacks)), ranks)
         ends_ranks = self._ends_ranks and hang.action == "restart"
         self.tell(hang, *([EndHung(attempt, ranks, hang.why)] if ends_ranks else []))
 
@@ -154,8 +163,6 @@ class FailureLook(WatchChannel):
         super().__init__(plan.command, self._take, "what the other workers did is unknown")
 
     def _take(self) -> None:
-        from dsl.view.taker import take_stacks
-
         found = list(take_stacks(Look(0, "stacks"), self._ranks, LOOK_S))
         self.stacks = tuple([_brief(one) for one in found if one.pid])
 
@@ -169,3 +176,73 @@ def _brief(stacks: RankStacks) -> RankStacks:
     """Main threads with few frames: a report holds the stacks of many ranks."""
     kept = [replace(one, frames=one.frames[:MOST_FRAMES]) for one in stacks.threads if one.is_main]
     return replace(stacks, threads=tuple(kept))
+
+
+def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_S) -> Iterator[RankStacks]:
+    """What these workers of this machine execute, as it becomes known, for at most so long after the samples.
+
+    A worker whose stacks could not be taken comes last, with a `problem`.
+    """
+    missing = {one.local_rank: one for one in ranks}
+    why = "the process that takes stacks gave no answer in time"
+    try:
+        with _taker("sampling" if look.what == "samples" else "stacks") as taker:
+            taker.sendall(b"".join([to_line(record) for record in (look, *ranks)]))
+            taker.shutdown(socket.SHUT_WR)
+            for stacks in _answers(taker, within_s + look.for_s):
+                if missing.pop(stacks.local_rank, None):
+                    yield stacks
+    except ConnectionError:
+        why = "the process that takes stacks was ended"  # as by the end of the job
+    except (OSError, JobFormatError) as error:
+        why = f"the process that takes stacks failed: {shortage(error) or error}"
+    for one in missing.values():
+        yield RankStacks(one.rank, one.local_rank, one.pid, problem=why)
+
+
+def _answers(taker: socket.socket, within_s: float) -> Iterator[RankStacks]:
+    lines = Lines(RankStacks)
+    deadline_s = time.monotonic() + within_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        taker.settimeout(left_s)
+        try:
+            data = taker.recv(1 << 16)
+        except TimeoutError:
+            return
+        if not data:
+            return
+        yield from lines.feed(data)
+
+
+@contextmanager
+def _taker(module: str) -> Iterator[socket.socket]:
+    """The connection to a new taker, of this module, which ends with the block."""
+    code = f"{START}from dsl.view.{module} import main; main()"
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", code],
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setpgroup=0,
+                setsigmask=(),
+            )
+        # The engine reaps it, too, and then its pid may belong to another process.
+        pidfd = None
+        with suppress(OSError):  # it has ended, or the kernel has no pidfds: it ends by itself
+            pidfd = os.pidfd_open(pid)
+        try:
+            yield ours
+        finally:
+            if pidfd is not None:
+                with suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)

@@ -11,33 +11,25 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Literal, TypeAlias
 
 from dsl import EngineError, Exited
 from dsl.errors import MetricsError
-from dsl.lists import with_port
 from dsl.machine.crowd import MOST_CLIENTS, close, serve
-from dsl.machine.output_files import reason, write_output
-from dsl.model.observation import JobView, Look
-from dsl.model.outcome import Hang, MembershipChanged, Outcome
-from dsl.plan.outputs import read_target
-from dsl.printable import printable
+from dsl.machine.files import reason, write_output
+from dsl.model.observation import JobView, Look, NodeStatus
+from dsl.model.outcome import Hang, Outcome, Restarting
+from dsl.plan.job import read_target
 from dsl.report.speak import say
-from dsl.signals import signal_name
-from dsl.view.lookout import Lookout
+from dsl.view.lookout import Ask, Lookout
+from dsl.words import printable, signal_name, with_port
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Literal, TypeAlias
-
-    from dsl.model.observation import NodeStatus
-    from dsl.view.lookout import Ask
-
-    Samples: TypeAlias = Sequence[tuple[Mapping[str, object], float]]
-    Figure: TypeAlias = tuple[str, Literal["gauge", "counter"], str, Samples]
-    """Name, kind, meaning, and values by labels."""
+Samples: TypeAlias = Sequence[tuple[Mapping[str, object], float]]
+Figure: TypeAlias = tuple[str, Literal["gauge", "counter"], str, Samples]
+"""Name, kind, meaning, and values by labels."""
 
 FRESH_S = 1.0
 """Figures that are younger are shown again."""
@@ -114,8 +106,8 @@ class Metrics(Lookout):
                 self._tally.count_failure(end.signal, end.status)
         elif isinstance(event, Hang):
             self._tally.hangs += 1
-        elif isinstance(event, MembershipChanged):
-            self._tally.membership_changes += 1
+        elif isinstance(event, Restarting):
+            self._tally.membership_changes += not event.is_counted
 
     def end(self, outcome: Outcome) -> None:
         """The job is over: close the port, or write the file for the last time."""
@@ -268,5 +260,8 @@ def _of_ranks(nodes: Sequence[NodeStatus]) -> Iterator[Figure]:
     yield "dsl_rank_threads", "gauge", "Threads of a rank's process.", threads
     busy = [(labels, one.gpu_percent / 100) for labels, one in living if one.gpu_percent >= 0]
     yield "dsl_rank_gpu_utilization_ratio", "gauge", "Part of the time in which a rank's GPU computed.", busy
+    waits = [(labels, one.wait_percent / 100) for labels, one in living if one.wait_percent >= 0]
+    meaning = "Part of the time that a rank waited for other ranks when it was last sampled."
+    yield "dsl_rank_wait_ratio", "gauge", meaning, waits
     used = [(labels, one.gpu_bytes) for labels, one in living if one.gpu_bytes]
     yield "dsl_rank_gpu_memory_bytes", "gauge", "Memory of its GPU that a rank uses.", used

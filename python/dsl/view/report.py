@@ -1,7 +1,7 @@
 """``dsl-report``: what this machine has for a training job, like DeepSpeed's ``ds_report``; and timelines.
 
-The keys of its JSON are documented in docs/cli.md. A value that cannot be found is None or empty. If the user
-can fix that, a line in ``problems`` says why.
+The keys of its JSON are documented in docs/tools.md. A value that cannot be found is None or empty. If the
+user can fix that, a line in ``problems`` says why.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dsl import __version__
 from dsl._core import build_info, kernel_interfaces
 from dsl.cli.tool import Tool, ToolParser
 from dsl.doctor.host_checks import SHM, SMALL_SHM_BYTES
-from dsl.errors import DslError, TimelineError, UsageError
+from dsl.errors import DslError, TimelineError
 from dsl.facts import Facts, this_machine
-from dsl.lists import counted, format_ranges
-from dsl.machine.kernel_files import shared_memory
+from dsl.machine.kernel import shared_memory
 from dsl.machine.programs import find_package, find_programs
 from dsl.model.request import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT
 from dsl.plan.hosts import read_hostfile
 from dsl.report.speak import show_text
 from dsl.resources.exports import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
 from dsl.resources.hosts import find_allocation
+from dsl.words import counted, format_ranges
 
 SCHEMA = 1
 """Raised when a key is removed or changes its meaning; new keys may come at any time."""
@@ -41,12 +41,8 @@ ABSENT = "not found"
 
 
 def _report(options: argparse.Namespace) -> int:
-    if (options.timeline is None) != (options.events is None):
-        raise UsageError("--timeline and --events belong together: dsl-report --timeline out --events FILE")
     if options.timeline is not None:
-        if not options.timeline.strip():
-            raise UsageError(f"--timeline {options.timeline!r} names no files, give the start of their names")
-        return _draw(options.timeline, options.events)
+        return _draw(options.timeline, options.output)
     found = survey(options.hostfile, this_machine())
     if options.json:
         from json import dumps
@@ -58,8 +54,11 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(name: str, events: str) -> int:
-    """Write NAME.json and NAME.png, the timeline of the last job in a record. Raises TimelineError."""
+def _draw(events: str, name: str | None) -> int:
+    """Write NAME.json and NAME.png, the timeline of the last job in a record. Raises TimelineError.
+
+    ``name``: None for the name of the record without ``.jsonl``.
+    """
     from json import dumps
 
     from dsl.view.timeline import picture_of, read_job, spans_of, trace_of
@@ -69,32 +68,33 @@ def _draw(name: str, events: str) -> int:
             spans = spans_of(read_job(file))
     except OSError as error:
         raise TimelineError(f"{events!r}: {error.strerror}") from None
+    name = events.removesuffix(".jsonl") if name is None else name
     _write(f"{name}.json", dumps(trace_of(spans)).encode(), ", which https://ui.perfetto.dev opens")
     _write(f"{name}.png", picture_of(spans))
     return 0
 
 
 def _write(path: str, data: bytes, use: str = "") -> None:
-    from dsl.machine.output_files import reason, write_output
+    from dsl.machine.files import reason, write_output
 
     try:
         write_output(path, data, read_again=True)
     except (OSError, ValueError) as error:
-        raise TimelineError(f"{path!r} cannot be written: {reason(error)}, choose another name") from None
+        raise TimelineError(f"{path!r} cannot be written: {reason(error)}, choose another --output") from None
     REPORT.say(f"wrote {path}{use}")
 
 
 def _add(parser: ToolParser) -> None:
     """Add the options, and those of ds_report about operators without effect: dsl has none."""
     add = parser.add_argument
-    add("--json", action="store_true", help="write JSON, with keys that stay (docs/cli.md)")
+    add("--json", action="store_true", help="write JSON, with keys that stay (docs/tools.md)")
     add("-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="the hostfile to count")
     add(
         "--timeline",
-        metavar="NAME",
-        help="draw what the last job of --events was spent on: NAME.png, NAME.json",
+        metavar="FILE",
+        help="draw what the last job in a record of 'dsl --events FILE' was spent on: NAME.json, NAME.png",
     )
-    add("--events", metavar="FILE", help="the record of a job (dsl --events), for --timeline")
+    add("--output", metavar="NAME", help="start of their names (default: FILE without .jsonl)")
     for name in ("--hide_operator_status", "--hide_errors_and_warnings"):
         add(name, action="store_true", help=argparse.SUPPRESS)
 
@@ -104,20 +104,22 @@ REPORT = Tool(
 )
 
 
-# ---------------------------------------------------------------------- what there is
-
-
 def survey(hostfile: str, facts: Facts) -> dict[str, Any]:
     """The whole survey, with its keys in the order in which people read them. torch is not imported."""
     problems: list[str] = []
+    engine, (soft, hard) = build_info(), resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "schema": SCHEMA,
         "host": facts.names.host,
-        "dsl": _dsl(),
+        "dsl": {
+            "version": __version__,
+            "path": os.path.dirname(sys.modules["dsl"].__file__ or ""),
+            "engine": {name: engine[name] for name in ("version", "target", "profile")},
+        },
         "python": {"version": sys.version.split()[0], "path": facts.names.executable},
         "torch": find_package("torch", "version.py", ("cuda", "hip")),
         "deepspeed": find_package("deepspeed", "git_version_info_installed.py", GIT_FACTS),
-        "kernel": _kernel(),
+        "kernel": {"release": os.uname().release, "interfaces": kernel_interfaces()},
         "cpus": _cpus(facts),
         "accelerator": _accelerator(facts, problems),
         "nvidia": _nvidia(facts, problems),
@@ -125,25 +127,12 @@ def survey(hostfile: str, facts: Facts) -> dict[str, Any]:
         "addresses": list(facts.network.addresses()),
         "master_port": _master_port(facts, problems),
         "shared_memory": _shared_memory(problems),
-        "open_files": _open_files(),
+        "open_files": {"soft": soft, "hard": hard},  # -1: no limit
         "hostfile": _hostfile(hostfile, facts, problems),
         "allocation": _allocation(facts, problems),
         "env_files": _env_files(facts, problems),
         "problems": problems,
     }
-
-
-def _dsl() -> dict[str, Any]:
-    info = build_info()
-    return {
-        "version": __version__,
-        "path": os.path.dirname(sys.modules["dsl"].__file__ or ""),
-        "engine": {name: info[name] for name in ("version", "target", "profile")},
-    }
-
-
-def _kernel() -> dict[str, Any]:
-    return {"release": os.uname().release, "interfaces": kernel_interfaces()}
 
 
 def _cpus(facts: Facts) -> dict[str, Any]:
@@ -157,7 +146,7 @@ def _cpus(facts: Facts) -> dict[str, Any]:
 
 def _accelerator(facts: Facts, problems: list[str]) -> dict[str, Any]:
     """The accelerator that a job would run on here, and which devices the user makes visible."""
-    from dsl.devices.accelerators import ACCELERATORS
+    from dsl.devices import ACCELERATORS
     from dsl.devices.offered import find_devices
 
     try:
@@ -181,16 +170,10 @@ def _nvidia(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
     problems.extend(found.problems)
     if text is None and not found.source:
         return None
+    names = ("address", "uuid", "model", "memory_bytes", "numa_node")
     devices = [
-        {
-            "address": one.address,
-            "uuid": one.uuid,
-            "model": one.model,
-            "memory_bytes": one.memory_bytes,
-            "numa_node": one.numa_node,
-            "mig": [instance.uuid for instance in one.mig],
-        }
-        for one in found.devices
+        {**{name: getattr(device, name) for name in names}, "mig": [part.uuid for part in device.mig]}
+        for device in found.devices
     ]
     return {"driver": driver_version(text or ""), "source": found.source, "devices": devices}
 
@@ -220,12 +203,6 @@ def _shared_memory(problems: list[str]) -> dict[str, Any] | None:
             f"{SHM} has {size >> 20} MB, which may be too small: in a container raise it with --shm-size=1gb"
         )
     return {"path": SHM, "bytes": size, "free_bytes": free}
-
-
-def _open_files() -> dict[str, int]:
-    """The limits on open descriptors; -1 means no limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return {"soft": soft, "hard": hard}
 
 
 def _hostfile(path: str, facts: Facts, problems: list[str]) -> dict[str, Any] | None:
@@ -259,9 +236,6 @@ def _env_files(facts: Facts, problems: list[str]) -> list[dict[str, Any]]:
         problems.append(str(error))
         return []
     return [{"path": path, "variables": list(dict(entries))} for path, entries in files.items()]
-
-
-# ---------------------------------------------------------------------- as text
 
 
 def machine_lines(found: Mapping[str, Any]) -> list[str]:

@@ -23,23 +23,23 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, TypeAlias
 
 from dsl._record import Record, replace
-from dsl.machine.kernel_files import read_fact
-from dsl.machine.sockets import peer_of
+from dsl.machine import peer_pid
+from dsl.machine.kernel import read_fact
 from dsl.model.codec import Lines, to_line
 from dsl.model.observation import Frame, Look, RankStacks, RankStatus, ThreadStack
-from dsl.signals import shortage
 from dsl.view import kernel_view
+from dsl.view.kernel_view import Task
+from dsl.words import shortage
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from dsl.view.kernel_view import Task
+Take: TypeAlias = Callable[[RankStatus], RankStacks]
+"""Finds out what a worker does."""
 
 PR_SET_PDEATHSIG = 1
 LIFE_S = 6
@@ -57,6 +57,7 @@ MOST_CHILDREN = 4
 """Python descendants of a worker at whose stacks we look."""
 BUSY = 0.1
 """A descendant that uses more of a CPU works."""
+NO_PYTHON = "it is no Python process"
 LONGEST_SOURCE = 1 << 20
 """Bytes of a source file that is read."""
 
@@ -93,47 +94,47 @@ _IDLE = (
 
 
 def main() -> None:
-    """Serve one look. If the agent dies, so does this process."""
+    """Serve one look."""
+    serve(lambda look: _Round(is_native=look.what == "native").take, AT_ONCE)
+
+
+def serve(begin: Callable[[Look], Take], at_once: int) -> None:
+    """Answer one look, with so many workers at once. If the agent dies, so does this process.
+
+    ``begin`` returns what finds out about one worker.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.alarm(LIFE_S)
     records = Lines(Look, RankStatus).feed(sys.stdin.buffer.read())
     look, ranks = records[0], records[1:]
-    rounds = _Round([one for one in ranks if one.pid], is_native=look.what == "native")
-    saying = threading.Lock()
+    signal.alarm(LIFE_S + look.for_s)
+    living = [one for one in ranks if one.pid]
+    find = begin(look)
+    saying = Lock()
 
     def say(stacks: RankStacks) -> None:
         with saying:
             sys.stdout.buffer.write(to_line(stacks))
             sys.stdout.buffer.flush()
 
-    for one in ranks:
-        if not one.pid:
-            say(RankStacks(one.rank, one.local_rank, 0))
-    queue = list(reversed(rounds.ranks))
+    def take(rank: RankStatus) -> None:
+        say(find(rank))
 
-    def work() -> None:
-        while True:
-            try:
-                one = queue.pop()
-            except IndexError:
-                return
-            say(rounds.take(one))
-
-    others = [threading.Thread(target=work, daemon=True) for _ in range(AT_ONCE - 1)]
-    with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
-        for thread in others:
-            thread.start()
-    work()
-    for thread in others:
-        if thread.ident is not None:
-            thread.join()
+    for rank in ranks:
+        if not rank.pid:
+            say(RankStacks(rank.rank, rank.local_rank, 0))
+    try:
+        with ThreadPoolExecutor(at_once) as pool:
+            for rank in living:
+                pool.submit(take, rank)
+    except RuntimeError:  # no more threads
+        for rank in living:
+            take(rank)
 
 
 class _Round:
     """One look at some workers: what was known of all of them when it began."""
 
-    def __init__(self, ranks: Sequence[RankStatus], *, is_native: bool) -> None:
-        self.ranks = ranks
+    def __init__(self, *, is_native: bool) -> None:
         self._is_native = is_native
         self._begin_s = time.monotonic()
         self._processes = kernel_view.read_processes()
@@ -142,9 +143,9 @@ class _Round:
     def take(self, rank: RankStatus) -> RankStacks:
         """Find out what a worker executes."""
         below = kernel_view.descendants(rank.pid, self._processes.values())
-        target = _python_of(rank.pid, below)
+        target = python_of(rank.pid, below)
         threads: Sequence[PythonThread] = ()
-        problem = "it is no Python process"
+        problem = NO_PYTHON
         if target:
             threads, problem = dump(target, self._left_s(STACKS_BY_S))
         pid = target or rank.pid
@@ -248,7 +249,7 @@ class _Round:
         )
 
 
-def _python_of(pid: int, below: Sequence[Task]) -> int:
+def python_of(pid: int, below: Sequence[Task]) -> int:
     """The Python process of a worker: itself, or the nearest below a wrapper such as a shell; 0: none."""
     return next((one for one in (pid, *[process.tid for process in below]) if kernel_view.is_python(one)), 0)
 
@@ -263,15 +264,19 @@ def _is_idle(task: Task | None, python: PythonThread | None) -> bool:
 
 @functools.cache  # many ranks are at the same line
 def _is_bare_loop(path: str, line: int) -> bool:
+    return is_bare_loop(read_source(path), line)
+
+
+@functools.cache
+def read_source(path: str) -> str:
+    """The text of a source file; empty: it cannot be read, or is too long."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return False
+        return ""
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return False
-        source = file.read(LONGEST_SOURCE + 1)
-    return len(source) <= LONGEST_SOURCE and is_bare_loop(source.decode("utf-8", "replace"), line)
+        source = file.read(LONGEST_SOURCE + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    return source.decode("utf-8", "replace") if len(source) <= LONGEST_SOURCE else ""
 
 
 def _collective(pid: int, shown: Sequence[ThreadStack]) -> Mapping[str, object]:
@@ -287,9 +292,6 @@ def _collective(pid: int, shown: Sequence[ThreadStack]) -> Mapping[str, object]:
             last = last_collective(os.path.join(f"/proc/{pid}/cwd", path))
             fields |= last or {}
     return fields
-
-
-# ---------------------------------------------------------------------- Python stacks, from py-spy
 
 
 class PythonThread(Record):
@@ -339,20 +341,42 @@ def read_state(pid: int) -> str:
 
 
 def _dump(pid: int, options: Sequence[str], within_s: float) -> tuple[Sequence[PythonThread], str]:
+    output, why = py_spy(("dump", "--json", *options, "--pid", str(pid)), within_s)
+    try:
+        return [_thread(one) for one in json.loads(output or "[]")], why
+    except (ValueError, KeyError, TypeError) as error:
+        return (), f"py-spy cannot be used: {error}"
+
+
+def py_spy(
+    words: Sequence[str], within_s: float, file: int | None = None, write_s: float = 0.0
+) -> tuple[bytes, str]:
+    """What py-spy writes to stdout; or nothing, and a clause that says why.
+
+    ``file``: a descriptor for it; ``write_s``: how long it has after ``within_s`` to write what it has found.
+    """
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     program = shutil.which("py-spy", path=places)
     if program is None:
-        return (), f"py-spy is not installed here: {INSTALL}"
-    words = [program, "dump", "--json", *options, "--pid", str(pid)]
+        return b"", f"py-spy is not installed here: {INSTALL}"
+    fds, pipe = () if file is None else (file,), subprocess.PIPE
+    found, told, is_late = b"", b"", False
     try:
-        ended = subprocess.run(words, capture_output=True, timeout=within_s, check=False)
-        if ended.returncode == 0 and len(ended.stdout) <= MOST_BYTES:
-            return [_thread(one) for one in json.loads(ended.stdout)], ""
-    except subprocess.TimeoutExpired:
-        return (), f"py-spy gave no answer within {within_s:.1f} s"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return (), f"py-spy cannot be used: {shortage(error) or error}"
-    return (), _reason(ended.stderr.decode("utf-8", "replace"))
+        with subprocess.Popen([program, *words], stdout=pipe, stderr=pipe, pass_fds=fds) as process:
+            for signum, wait_s in ((signal.SIGINT, within_s), (signal.SIGKILL, write_s)):
+                try:
+                    found, told = process.communicate(timeout=wait_s)
+                    break
+                except subprocess.TimeoutExpired:
+                    is_late = True
+                    process.send_signal(signum)
+    except (OSError, ValueError) as error:
+        return b"", f"py-spy cannot be used: {shortage(error) or error}"
+    if is_late and process.returncode:
+        return b"", f"py-spy gave no answer within {within_s:.1f} s"
+    if process.returncode == 0 and len(found) <= MOST_BYTES:
+        return found, ""
+    return b"", _reason(told.decode("utf-8", "replace"))
 
 
 def _reason(text: str) -> str:
@@ -368,7 +392,7 @@ def _reason(text: str) -> str:
             return f"kernel.yama.ptrace_scope is {scope}, which forbids it: root has to set it to 1"
         return "py-spy may not read the process: a container needs the capability SYS_PTRACE for that"
     if "python version" in text:
-        return "it is no Python process"
+        return NO_PYTHON
     lines = [line.strip() for line in text.partition("Stack backtrace")[0].splitlines() if line.strip()]
     return f"py-spy says: {lines[-1] if lines else 'nothing'}"
 
@@ -395,9 +419,6 @@ def _signal(frame: dict[str, Any]) -> int:
     if len(arguments) < 2 or not arguments[1].startswith("<frame at"):
         return 0
     return int(arguments[0]) if arguments[0].isdecimal() and 0 < int(arguments[0]) <= 64 else 0
-
-
-# ---------------------------------------------------------------------- the last collective operation
 
 
 def last_collective(path: str) -> Mapping[str, object] | None:
@@ -427,7 +448,7 @@ def _entries(path: str, handler: str) -> list[dict[str, object]]:
     try:
         connection.sock.settimeout(ANSWER_S)
         connection.sock.connect(path)
-        peer_of(connection.sock.fileno())
+        peer_pid(connection.sock.fileno())
         connection.request("POST", f"/handler/{handler}")
         found = json.loads(connection.getresponse().read(MOST_BYTES))
     except HTTPException as error:
@@ -436,9 +457,6 @@ def _entries(path: str, handler: str) -> list[dict[str, object]]:
         connection.close()
     entries = found.get("entries", []) if isinstance(found, dict) else []
     return [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
-
-
-# ---------------------------------------------------------------------- loops that do nothing
 
 
 def is_bare_loop(source: str, line: int) -> bool:

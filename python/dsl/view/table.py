@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dsl._record import Record, replace
-from dsl.lists import counted, format_ranges
 from dsl.model.observation import JobView, NodeStatus, RankStatus
+from dsl.words import counted, format_ranges
 
 STATES = {
     "R": "running",
@@ -27,7 +27,14 @@ STATES = {
 
 SIMILAR = 0.25
 """Figures are similar that differ by this share of the larger one, or by the slack of their column."""
-SLACKS = {"cpu": 0.1, "rss_bytes": 64 << 20, "threads": 4, "gpu_percent": 10, "gpu_bytes": 256 << 20}
+SLACKS = {
+    "cpu": 0.1,
+    "rss_bytes": 64 << 20,
+    "threads": 4,
+    "gpu_percent": 10,
+    "gpu_bytes": 256 << 20,
+    "wait_percent": 10,
+}
 CANDIDATES = 16
 """A rank is compared with so many groups of its state at most."""
 
@@ -50,6 +57,8 @@ class Row(Record):
     gpu_percent: float | None
     """None: unknown."""
     gpu_bytes: float
+    wait_percent: float | None
+    """Part of the time that it waited for other ranks when it was last sampled; None: it was not."""
     said: str
     """Last line of output; of several ranks, that of the first which has said something."""
     node_rank: int = 0
@@ -75,40 +84,34 @@ class Row(Record):
 def make_rows(before: Sequence[NodeStatus], now: Sequence[NodeStatus]) -> list[Row]:
     """A row for each rank. ``before``: an earlier look, since which CPU time counts; empty: there is none."""
     known = {
-        (node.node_rank, node.attempt, one.local_rank, one.pid): (node.age_ms, one.cpu_ms)
+        (node.node_rank, node.attempt, rank.local_rank, rank.pid): (node.age_ms, rank.cpu_ms)
         for node in before
-        for one in node.ranks
+        for rank in node.ranks
     }
     return [
-        _row(node, one, known.get((node.node_rank, node.attempt, one.local_rank, one.pid)))
+        _row(node, rank, known.get((node.node_rank, node.attempt, rank.local_rank, rank.pid)))
         for node in now
-        for one in node.ranks
+        for rank in node.ranks
     ]
 
 
-def _row(node: NodeStatus, one: RankStatus, before: tuple[int, int] | None) -> Row:
+def _row(node: NodeStatus, rank: RankStatus, before: tuple[int, int] | None) -> Row:
     cpu = None
-    if one.pid and before is not None and node.age_ms > before[0]:
-        cpu = max(one.cpu_ms - before[1], 0) / (node.age_ms - before[0])
-    return Row(
-        (one.rank,),
-        (node.host,),
-        (one.state,),
+    if rank.pid and before is not None and node.age_ms > before[0]:
+        cpu = max(rank.cpu_ms - before[1], 0) / (node.age_ms - before[0])
+    gpu_percent = rank.gpu_percent if rank.gpu_percent >= 0 else None
+    wait_percent = rank.wait_percent if rank.wait_percent >= 0 else None
+    figures = (
         node.age_ms / 1000,
         cpu,
-        one.rss_bytes,
-        one.threads,
-        one.gpu_percent if one.gpu_percent >= 0 else None,
-        one.gpu_bytes,
-        one.said,
-        node.node_rank,
-        one.local_rank,
-        one.pid,
-        one.log,
+        rank.rss_bytes,
+        rank.threads,
+        gpu_percent,
+        rank.gpu_bytes,
+        wait_percent,
     )
-
-
-# Fewer rows.
+    place = (node.node_rank, rank.local_rank, rank.pid, rank.log)
+    return Row((rank.rank,), (node.host,), (rank.state,), *figures, rank.said, *place)
 
 
 def fold(rows: Iterable[Row]) -> list[Row]:
@@ -123,7 +126,11 @@ def fold(rows: Iterable[Row]) -> list[Row]:
         else:
             of_state.append([row])
     folded = [_merge(group) for of_state in groups.values() for group in of_state]
-    return sorted(folded, key=lambda row: (row.ranks, row.node_rank, row.local_rank))
+    return sorted(folded, key=_order)
+
+
+def _order(row: Row) -> tuple[object, ...]:
+    return row.ranks, row.node_rank, row.local_rank
 
 
 def by_host(rows: Iterable[Row]) -> list[Row]:
@@ -175,7 +182,22 @@ def _words(row: Row) -> tuple[str, ...]:
     return (f"rank {format_ranges(row.ranks)}", *row.hosts, row.state, row.said)
 
 
-# Columns.
+def size(count: float) -> str:
+    """Bytes as ``512K``, ``1.5G``."""
+    units = "BKMGT"
+    at = 0
+    while count >= 1000 and at < len(units) - 1:
+        count, at = count / 1024, at + 1
+    return f"{count:.1f}{units[at]}" if units[at] in "GT" and count < 100 else f"{count:.0f}{units[at]}"
+
+
+def duration(seconds: float) -> str:
+    """A time as ``1d 02:03:04``, ``2:03:04`` or ``3:04``."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}:{whole % 60:02}"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 class Column(Record):
@@ -187,25 +209,27 @@ class Column(Record):
     """The key by which the user sorts by it."""
     weight: int
     """Columns with a larger number go first from a narrow terminal."""
-    is_text: bool = False
-    """It stands at the left, and is sorted ascending; a number at the right, and descending."""
+    value: Callable[[Row], Any]
+    """What rows are sorted by; None: unknown."""
+    show: Callable[[Any], str] | None = None
+    """The text of a number, which stands at the right and is sorted descending; None: it is no number."""
 
 
 COLUMNS = (
-    Column("RANK", "r", 0, is_text=True),
-    Column("HOST", "n", 6, is_text=True),
-    Column("STATE", "s", 1, is_text=True),
-    Column("TIME", "t", 7),
-    Column("CPU%", "c", 2),
-    Column("MEM", "m", 3),
-    Column("THR", "d", 8),
-    Column("GPU%", "g", 4),
-    Column("GPUMEM", "v", 5),
-    Column("LAST LINE", "o", 9, is_text=True),
+    Column("RANK", "r", 0, _order),
+    Column("HOST", "n", 6, lambda row: row.hosts),
+    Column("STATE", "s", 1, lambda row: row.state),
+    Column("TIME", "t", 7, lambda row: row.time_s, duration),
+    Column("CPU%", "c", 2, lambda row: row.cpu, lambda share: f"{share * 100:.0f}"),
+    Column("MEM", "m", 3, lambda row: row.rss_bytes, size),
+    Column("THR", "d", 8, lambda row: row.threads, lambda count: f"{count:.0f}"),
+    Column("GPU%", "g", 4, lambda row: row.gpu_percent, lambda percent: f"{percent:.0f}"),
+    Column("GPUMEM", "v", 5, lambda row: row.gpu_bytes or None, size),
+    Column("WAIT%", "w", 4, lambda row: row.wait_percent, lambda percent: f"{percent:.0f}"),
+    Column("LAST LINE", "o", 9, lambda row: row.said or None),
 )
 """In the order on the screen."""
 
-_BY_NAME = {one.name: one for one in COLUMNS}
 GAP = 2
 LEAST_LINE = 12
 """Narrowest useful column for the last line."""
@@ -216,43 +240,22 @@ NOTHING = "-"
 
 def in_order(rows: Iterable[Row], name: str, *, is_reversed: bool = False) -> list[Row]:
     """Rows sorted by a column, and then by rank. What is unknown comes last."""
-    by_rank = sorted(rows, key=lambda row: (row.ranks, row.node_rank, row.local_rank))
-    value = _SORTED_BY[name]
-    descends = _BY_NAME[name].is_text == is_reversed
-    known = [row for row in by_rank if value(row) is not None]
-    return [*sorted(known, key=value, reverse=descends), *[row for row in by_rank if value(row) is None]]
-
-
-_SORTED_BY: dict[str, Callable[[Row], Any]] = {
-    "RANK": lambda row: (row.ranks, row.node_rank, row.local_rank),
-    "HOST": lambda row: row.hosts,
-    "STATE": lambda row: row.state,
-    "TIME": lambda row: row.time_s,
-    "CPU%": lambda row: row.cpu,
-    "MEM": lambda row: row.rss_bytes,
-    "THR": lambda row: row.threads,
-    "GPU%": lambda row: row.gpu_percent,
-    "GPUMEM": lambda row: row.gpu_bytes or None,
-    "LAST LINE": lambda row: row.said or None,
-}
+    column = next(column for column in COLUMNS if column.name == name)
+    rows = sorted(rows, key=_order)
+    known = [row for row in rows if column.value(row) is not None]
+    descends = (column.show is None) == is_reversed
+    return [
+        *sorted(known, key=column.value, reverse=descends),
+        *[row for row in rows if column.value(row) is None],
+    ]
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The texts of a row, one for each of `COLUMNS`."""
-    if row.states == ("",):
-        return (_ranks(row), cut(row.place, LONGEST_HOST), row.state, *[NOTHING] * 6, row.said)
-    return (
-        _ranks(row),
-        cut(row.place, LONGEST_HOST),
-        row.state,
-        duration(row.time_s),
-        NOTHING if row.cpu is None else f"{row.cpu * 100:.0f}",
-        size(row.rss_bytes),
-        f"{row.threads:.0f}",
-        NOTHING if row.gpu_percent is None else f"{row.gpu_percent:.0f}",
-        size(row.gpu_bytes) if row.gpu_bytes else NOTHING,
-        row.said,
-    )
+    """The texts of a row, one for each of `COLUMNS`. There are no figures without a process."""
+    figures = [(column.show, column.value(row)) for column in COLUMNS if column.show is not None]
+    is_there = row.states != ("",)
+    texts = [NOTHING if value is None or not is_there else show(value) for show, value in figures]
+    return (_ranks(row), cut(row.place, LONGEST_HOST), row.state, *texts, row.said)
 
 
 def _ranks(row: Row) -> str:
@@ -296,7 +299,7 @@ class Layout:
                 continue
             width = self._widths[at]
             space = " " * (width - _width(cut(text, width)))
-            parts.append(cut(text, width) + space if column.is_text else space + cut(text, width))
+            parts.append(space + cut(text, width) if column.show else cut(text, width) + space)
         line = (" " * GAP).join(parts).rstrip()
         return line if self.width is None else cut(line, self.width)
 
@@ -326,27 +329,6 @@ def cut(text: str, width: int) -> str:
             break
         kept.append(char)
     return "".join(kept)
-
-
-# Figures.
-
-
-def size(count: float) -> str:
-    """Bytes as ``512K``, ``1.5G``."""
-    units = "BKMGT"
-    at = 0
-    while count >= 1000 and at < len(units) - 1:
-        count, at = count / 1024, at + 1
-    return f"{count:.1f}{units[at]}" if units[at] in "GT" and count < 100 else f"{count:.0f}{units[at]}"
-
-
-def duration(seconds: float) -> str:
-    """A time as ``1d 02:03:04``, ``2:03:04`` or ``3:04``."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d {hours:02}:{minutes:02}:{whole % 60:02}"
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def headline(view: JobView, nodes: Sequence[NodeStatus], now_s: float) -> str:

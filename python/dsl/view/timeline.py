@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeAlias
 
 from dsl._record import Record
 from dsl.errors import TimelineError
-from dsl.printable import printable
 from dsl.report.recorder import SCHEMA
+from dsl.words import printable
 
 Line: TypeAlias = Mapping[str, Any]
+Details: TypeAlias = tuple[tuple[str, object], ...]
 
 JOB, NODE = -2, -1
 """In place of a rank: the whole job, or a whole node."""
@@ -30,6 +31,7 @@ MARKS = (
     "Membership",
     "JobEnded",
 )
+OF_END = ("code", "signal", "cpu_user_s", "cpu_system_s", "max_rss_bytes")
 COLORS = {
     "start of the command": "tab:gray",
     "preparation": "tab:olive",
@@ -62,7 +64,7 @@ class Span(Record):
     """When it ended; for a mark, as ``begin_ns``."""
     attempt: int = 0
     """Number of the attempt."""
-    details: tuple[tuple[str, object], ...] = ()
+    details: Details = ()
     """Other facts, by name."""
     is_mark: bool = False
     """It is a moment."""
@@ -117,49 +119,40 @@ def _is_time(value: object) -> bool:
 
 def spans_of(lines: Sequence[Line]) -> list[Span]:
     """The phases of a job, from its lines in any order after the first."""
-    spans, end_ns = _job(lines), max(line["at_ns"] for line in lines)
+    end_ns = max(line["at_ns"] for line in lines)
+    spans = [*_job(lines)]
     nodes: dict[tuple[str, int], list[Line]] = {}
     for line in lines[1:]:
         if line["attempt"] is not None:
             nodes.setdefault((line["host"], line["attempt"]), []).append(line)
     for (host, attempt), own in sorted(nodes.items()):
         spans += _node(host, attempt, own, end_ns)
+    spans = [span for span in spans if span.end_ns > span.begin_ns]
     for line in lines:
         if line["event"] in MARKS:
-            host = "" if line["node_rank"] is None else line["host"]
-            rank = JOB if line["node_rank"] is None else NODE
+            host, rank = ("", JOB) if line["node_rank"] is None else (line["host"], NODE)
             details = [(key, line[key]) for key in ("why", "signum", "reason", "code", "left") if key in line]
-            at_ns = line["at_ns"]
-            name = line["event"]
-            spans.append(
-                Span(host, rank, name, at_ns, at_ns, line["attempt"] or 0, tuple(details), is_mark=True)
-            )
+            place = (host, rank, line["event"], line["at_ns"], line["at_ns"], line["attempt"] or 0)
+            spans.append(Span(*place, tuple(details), is_mark=True))
     return spans
 
 
-def _job(lines: Sequence[Line]) -> list[Span]:
+def _job(lines: Sequence[Line]) -> Iterator[Span]:
     launched = lines[0]
     begun, ended = _by_attempt(lines, "AttemptStarted", min), _by_attempt(lines, "Ended", max)
     last_ns = max(line["at_ns"] for line in lines)
     began_ns: Any = launched.get("began_ns")
-    spans: list[Span] = []
-
-    def add(name: str, begin_ns: int, end_ns: int, attempt: int = 0) -> None:
-        if end_ns > begin_ns:
-            spans.append(Span("", JOB, name, begin_ns, end_ns, attempt))
-
     if _is_time(began_ns):
-        add("start of the command", began_ns, launched["at_ns"])
+        yield Span("", JOB, "start of the command", began_ns, launched["at_ns"])
     several = any(line["event"] in ("Meeting", "Membership") for line in lines)
     several |= type(launched.get("nodes")) is int and launched["nodes"] > 1
+    name = "meeting" if several else "preparation"
     before_ns = launched["at_ns"]
-    for count, attempt in enumerate(sorted(begun)):
-        first = "meeting" if several else "preparation"
-        add("restart" if count else first, before_ns, begun[attempt], attempt)
-        before_ns = ended.get(attempt, last_ns)
-        add("run", begun[attempt], before_ns, attempt)
-    add("end", before_ns, last_ns)
-    return spans
+    for attempt in sorted(begun):
+        yield Span("", JOB, name, before_ns, begun[attempt], attempt)
+        name, before_ns = "restart", ended.get(attempt, last_ns)
+        yield Span("", JOB, "run", begun[attempt], before_ns, attempt)
+    yield Span("", JOB, "end", before_ns, last_ns)
 
 
 def _by_attempt(lines: Iterable[Line], event: str, choose: Any) -> dict[int, int]:
@@ -171,45 +164,32 @@ def _by_attempt(lines: Iterable[Line], event: str, choose: Any) -> dict[int, int
     return found
 
 
-def _node(host: str, attempt: int, lines: Sequence[Line], last_ns: int) -> list[Span]:
+def _node(host: str, attempt: int, lines: Sequence[Line], last_ns: int) -> Iterator[Span]:
     """The phases of the ranks of a host in one attempt."""
     times: dict[str, Any] = {line["event"]: line["at_ns"] for line in lines if line.get("rank") is None}
     ranks: dict[int, dict[str, Line]] = {}
     for line in lines:
         if line.get("rank") is not None:
             ranks.setdefault(line["rank"], {})[line["event"]] = line
-    spans: list[Span] = []
-
-    def add(
-        rank: int, name: str, begin_ns: int, end_ns: int, details: tuple[tuple[str, object], ...] = ()
-    ) -> None:
-        if end_ns > begin_ns:
-            spans.append(Span(host, rank, name, begin_ns, end_ns, attempt, details))
-
     for rank, own in sorted(ranks.items()):
         if "Started" not in own:
             continue
         started_ns: int = own["Started"]["at_ns"]
         ended_ns: int = own["Exited"]["at_ns"] if "Exited" in own else last_ns
-        details = tuple(
-            [
-                (key, own["Exited"].get(key))
-                for key in ("code", "signal", "cpu_user_s", "cpu_system_s", "max_rss_bytes")
-            ]
-            if "Exited" in own
-            else [("end", "not recorded")]
-        )
-        add(rank, "spawn", times.get("AttemptStarted", started_ns), started_ns)
+        details: Details = (("end", "not recorded"),)
+        if "Exited" in own:
+            details = tuple([(key, own["Exited"].get(key)) for key in OF_END])
+        yield Span(host, rank, "spawn", times.get("AttemptStarted", started_ns), started_ns, attempt)
         stop_ns = min(max(times.get("Stopping", ended_ns), started_ns), ended_ns)
         first_ns = started_ns
         if "FirstOutput" in own:
             first_ns = min(max(own["FirstOutput"]["at_ns"], started_ns), stop_ns)
-            add(rank, "until the first output", started_ns, first_ns)
-        add(rank, "run", first_ns, stop_ns, details)
-        add(rank, "stop", stop_ns, ended_ns, details)
+            yield Span(host, rank, "until the first output", started_ns, first_ns, attempt)
+        yield Span(host, rank, "run", first_ns, stop_ns, attempt, details)
+        yield Span(host, rank, "stop", stop_ns, ended_ns, attempt, details)
     if "AttemptStarted" in times:
-        add(NODE, f"attempt {attempt}", times["AttemptStarted"], times.get("Ended", last_ns))
-    return spans
+        name = f"attempt {attempt}"
+        yield Span(host, NODE, name, times["AttemptStarted"], times.get("Ended", last_ns), attempt)
 
 
 def trace_of(spans: Sequence[Span]) -> dict[str, Any]:

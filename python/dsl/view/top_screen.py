@@ -9,7 +9,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,9 +21,7 @@ from textual.widgets import Input, Static
 from dsl._record import replace
 from dsl.errors import DslError, JobFormatError
 from dsl.model.observation import NodeStatus
-from dsl.printable import printable
-from dsl.signals import ENDING, signal_name
-from dsl.view.explain import explain
+from dsl.view.explain import explain_stacks
 from dsl.view.jobs import RunningJob, running_jobs
 from dsl.view.table import (
     COLUMNS,
@@ -40,6 +38,7 @@ from dsl.view.table import (
     totals,
 )
 from dsl.view.top_widgets import ChoiceScreen, RowsView, TextScreen
+from dsl.words import ENDING, printable, signal_name
 
 SIGNALS = tuple(
     int(getattr(signal, name))
@@ -112,7 +111,8 @@ class TopApp(App[int]):
         super().__init__()
         self._refresh_s = refresh_s
         self._job = job
-        self._watch: Watch | None = None
+        self._over = threading.Event()
+        """Set when the job is watched no more."""
         self._before: list[NodeStatus] = []
         self._now: list[NodeStatus] = []
         self._missing: tuple[str, ...] = ()
@@ -161,40 +161,35 @@ class TopApp(App[int]):
 
     def on_unmount(self) -> None:
         """End the connection."""
-        if self._watch is not None:
-            self._watch.end()
+        self._over.set()
 
     def on_resize(self) -> None:
         """Fit the table into the terminal, when the widgets have their new sizes."""
         self.call_after_refresh(self.draw)
 
     def _begin(self, job: RunningJob) -> None:
-        if self._watch is not None:
-            self._watch.end()
+        self._over.set()
         self._job, self._before, self._now, self._missing, self._end = job, [], [], (), ""
         self.draw()
+        over = self._over = threading.Event()
 
-        def tell(work: Callable[[], None]) -> None:
-            if self.is_running:
-                self.call_from_thread(work)
+        def watch(job: RunningJob) -> None:
+            while not over.is_set():
+                answers, missing = job.look("status")
+                self._later(partial(self._take, over, answers, missing))
+                over.wait(self._refresh_s)
 
-        self._watch = watch = Watch(
-            job.path,
-            self._refresh_s,
-            lambda nodes, missing: tell(lambda: self.take(watch, nodes, missing)),
-            lambda why: tell(lambda: self.take_end(watch, why)),
-        )
-        watch.start()
+        self._talk(watch, lambda why: self._take_end(over, why))
 
-    def take(self, watch: Watch, nodes: list[NodeStatus], missing: tuple[str, ...]) -> None:
-        """Show what a look has brought."""
-        if watch is self._watch:
+    def _take(self, over: threading.Event, nodes: list[NodeStatus], missing: tuple[str, ...]) -> None:
+        """Show what a look has brought, unless the watch that has made it is over."""
+        if not over.is_set():
             self._before, self._now, self._missing = self._now, nodes, missing
             self.draw()
 
-    def take_end(self, watch: Watch, why: str) -> None:
+    def _take_end(self, over: threading.Event, why: str) -> None:
         """Say that the job has ended. The last state stays."""
-        if watch is self._watch:
+        if not over.is_set():
             self._end = why
             self.draw()
 
@@ -215,13 +210,10 @@ class TopApp(App[int]):
         self._rows = in_order(rows, self._sorted_by, is_reversed=self._is_reversed)
         texts = [cells(row) for row in self._rows]
         layout = Layout(texts, view.size.width or self.size.width)
-        at = (
-            0
-            if chosen is None
-            else next(
-                (at for at, row in enumerate(self._rows) if _identity(row) == _identity(chosen)), view.cursor
-            )
-        )
+        places = [_identity(row) for row in self._rows]
+        at = 0
+        if chosen is not None:
+            at = places.index(_identity(chosen)) if _identity(chosen) in places else view.cursor
         width = self.size.width
         self._part("#head").update(cut(headline(self._job.view, self._now, time.time()), width))
         self._part("#about").update(cut(about, width))
@@ -246,8 +238,6 @@ class TopApp(App[int]):
     def _chosen(self) -> Row | None:
         cursor = self.screen_stack[0].query_one(RowsView).cursor
         return self._rows[cursor] if cursor < len(self._rows) else None
-
-    # What the keys do.
 
     def action_sort(self, name: str) -> None:
         """Sort by a column; the other way round if the rows are sorted by it."""
@@ -325,7 +315,8 @@ class TopApp(App[int]):
                 replace(one, ranks=tuple([rank for rank in one.ranks if rank.rank in row.ranks]))
                 for one in answers
             ]
-            lines = [*explain(answers, missing)[:1], "", *explain([one for one in nodes if one.ranks])]
+            chosen = explain_stacks([node for node in nodes if node.ranks])
+            lines = [*explain_stacks(answers, missing)[:1], "", *chosen]
             return lambda: screen.show("\n".join(lines))
 
         self._ask(ask, screen.show)
@@ -341,16 +332,17 @@ class TopApp(App[int]):
             path = next(
                 (one.log for one in rows if one.pid == row.pid and one.node_rank == row.node_rank), ""
             )
-            return lambda: self._show_log(row, path)
+            return lambda: show(path)
+
+        def show(path: str) -> None:
+            name = f"rank {row.ranks[0]} on host {row.hosts[0]}"
+            if path:
+                screen = TextScreen(f"log of {name}: {path}", read=lambda: _read_end(path, row.hosts[0]))
+                _ = self.push_screen(screen)
+            else:
+                self._say(f"{name} has no log file: its output goes to the command's output only")
 
         self._ask(ask, self._say)
-
-    def _show_log(self, row: Row, path: str) -> None:
-        name = f"rank {row.ranks[0]} on host {row.hosts[0]}"
-        if not path:
-            self._say(f"{name} has no log file: its output goes to the command's output only")
-            return
-        _ = self.push_screen(TextScreen(f"log of {name}: {path}", read=lambda: _read_end(path, row.hosts[0])))
 
     def action_signal(self) -> None:
         """Send a signal to the row's rank, if the user insists."""
@@ -367,83 +359,50 @@ class TopApp(App[int]):
             if index is None:
                 return
 
-            def send(answer: int | None) -> None:
+            def send(job: RunningJob) -> Callable[[], None]:
+                is_sent = job.signal(row.node_rank, row.local_rank, row.pid, SIGNALS[index])
+                said = f"{names[index]} was sent to {name}" if is_sent else f"{name} is not there any more"
+                return lambda: self._say(said)
+
+            def insist(answer: int | None) -> None:
                 if answer == 1:
-                    self._ask(lambda job: self._send(job, row, SIGNALS[index], name), self._say)
+                    self._ask(send, self._say)
 
             words = ["no, send nothing", f"yes, send {names[index]} to {name}"]
-            _ = self.push_screen(ChoiceScreen(f"send {names[index]} to {name}?", words), send)
+            _ = self.push_screen(ChoiceScreen(f"send {names[index]} to {name}?", words), insist)
 
         _ = self.push_screen(ChoiceScreen(f"signal to {name}", names), confirm)
 
-    def _send(self, job: RunningJob, row: Row, signum: int, name: str) -> Callable[[], None]:
-        is_sent = job.signal(row.node_rank, row.local_rank, row.pid, signum)
-        said = f"{signal_name(signum)} was sent to {name}" if is_sent else f"{name} is not there any more"
-        return lambda: self._say(said)
-
     def _ask(self, ask: Callable[[RunningJob], Callable[[], None]], fail: Callable[[str], None]) -> None:
-        """Ask the job on a connection of its own, in a thread; then do what follows here."""
+        """Ask the job, then do what follows here."""
+        self._talk(lambda job: self._later(ask(job)), fail)
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """From another thread, do it here."""
+        if self.is_running:
+            self.call_from_thread(work)
+
+    def _talk(self, work: Callable[[RunningJob], None], fail: Callable[[str], None]) -> None:
+        """Do it in a thread, with a connection of its own to the job. ``fail`` gets the reason if it ends."""
         assert self._job is not None
         path = self._job.path
 
-        def work() -> None:
+        def run() -> None:
             try:
-                job = RunningJob(path)
-                try:
-                    follow = ask(job)
-                finally:
-                    job.close()
-            except (OSError, JobFormatError) as error:
-                follow = partial(fail, f"the job does not answer: {error}")
-            except DslError as error:
-                follow = partial(fail, str(error))
-            if self.is_running:
-                self.call_from_thread(follow)
+                with closing(RunningJob(path)) as job:
+                    work(job)
+            except (DslError, JobFormatError, OSError) as error:
+                self._later(partial(fail, _reason(error)))
 
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=run, daemon=True).start()
 
 
-class Watch(threading.Thread):
-    """Looks at a job again and again. It calls ``take`` with what it finds, and ``fail`` at the end."""
-
-    def __init__(
-        self,
-        path: str,
-        refresh_s: float,
-        take: Callable[[list[NodeStatus], tuple[str, ...]], None],
-        fail: Callable[[str], None],
-    ) -> None:
-        super().__init__(daemon=True)
-        self._path, self._refresh_s, self._take, self._fail = path, refresh_s, take, fail
-        self._is_over = threading.Event()
-
-    def run(self) -> None:
-        """Look until `end`, or until the job has ended."""
-        try:
-            job = RunningJob(self._path)
-            try:
-                while not self._is_over.is_set():
-                    answers, missing = job.look("status")
-                    self._take(answers, missing)
-                    self._is_over.wait(self._refresh_s)
-            finally:
-                job.close()
-        except JobFormatError as error:
-            self._tell(f"the job's answer cannot be read: {error}")
-        except DslError as error:
-            self._tell(str(error))
-        except TimeoutError:
-            self._tell("the job does not answer")
-        except OSError:
-            self._tell("the job has ended")
-
-    def _tell(self, why: str) -> None:
-        if not self._is_over.is_set():
-            self._fail(why)
-
-    def end(self) -> None:
-        """Look no more."""
-        self._is_over.set()
+def _reason(error: Exception) -> str:
+    if isinstance(error, JobFormatError):
+        return f"the job's answer cannot be read: {error}"
+    if isinstance(error, DslError):
+        return str(error)
+    return "the job does not answer" if isinstance(error, TimeoutError) else "the job has ended"
 
 
 def _identity(row: Row) -> tuple[int, int]:

@@ -6,16 +6,21 @@ The main thread of the agent only takes the callers. What a view does or leaves 
 from __future__ import annotations
 
 import os
+import socket
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from dsl import EngineError, __version__
+from dsl import EngineError, Supervisor, __version__
 from dsl._core import vitals
 from dsl._record import Record
-from dsl.devices.nvml import GpuUse
+from dsl.agent.elsewhere import Elsewhere
+from dsl.devices.nvidia import GpuUse
 from dsl.errors import JobFormatError
 from dsl.model.codec import Lines, to_line
+from dsl.model.job import NodePlan, WorkerPlan
 from dsl.model.observation import (
     Follow,
     Followed,
@@ -33,19 +38,8 @@ from dsl.model.observation import (
     SignalRank,
     gather,
 )
-from dsl.printable import printable
 from dsl.report.speak import optional, say
-from dsl.signals import shortage, start_thread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
-
-    from dsl import Supervisor
-    from dsl.agent.elsewhere import Elsewhere, Question
-    from dsl.model.job import NodePlan, WorkerPlan
+from dsl.words import printable, shortage, start_thread
 
 MOST_VIEWS = 16
 """Views into a job at a time. Further ones are turned away."""
@@ -73,8 +67,6 @@ class State(Record):
 
     plan: NodePlan
     """The plan of the present attempt."""
-    restarts: int
-    """How many restarts were counted before it."""
     started_ns: int
     """CLOCK_REALTIME when the first attempt began."""
     begin_s: float
@@ -92,13 +84,13 @@ class Views:
         elsewhere: Elsewhere | None,
     ) -> None:
         """``state`` returns where the job stands."""
-        from threading import Lock
+        from threading import Semaphore
 
         self._supervisor, self._state = supervisor, state
         self._command_pid, self._elsewhere = command_pid, elsewhere
-        self._count = 0
         self._gpus = GpuUse()
-        self._lock = Lock()
+        self._waits: dict[int, int] = {}  # by pid, when last sampled
+        self._free = Semaphore(MOST_VIEWS)
 
     def welcome(self) -> None:
         """Serve those who have called."""
@@ -108,7 +100,7 @@ class Views:
             caller = socket.socket(fileno=fd)
             self._begin(partial(self._serve, caller), partial(self._refuse, caller), caller.close)
 
-    def answer(self, look: Question, reply: Callable[[object], None]) -> None:
+    def answer(self, look: Look | SignalRank, reply: Callable[[object], None]) -> None:
         """Answer the question of the head of the job."""
 
         def tell() -> None:
@@ -132,9 +124,9 @@ class Views:
         def tell() -> None:
             command = self._state().plan.command
             say(command, "Ctrl-\\: looking at what the workers do; press it again within 5 s to end the job")
-            from dsl.view.explain import explain
+            from dsl.view.explain import explain_stacks
 
-            for line in explain(*self.ask(Look(0, "stacks"))):
+            for line in explain_stacks(*self.ask(Look(0, "stacks"))):
                 say(command, line)
 
         self._begin(tell, lambda _: None)
@@ -148,28 +140,25 @@ class Views:
         """Do it on a thread of its own. ``refuse`` gets the reason if that fails; ``close`` is last."""
         command, what = self._state().plan.command, "somebody who looks at this job gets no answer"
 
+        def end() -> None:
+            self._free.release()
+            close()
+
         def run() -> None:
             try:
                 optional(command, what, lambda: _unless_over(work), refuse)
             finally:
-                close()
-                with self._lock:
-                    self._count -= 1
-
-        def begin() -> bool:
-            with self._lock:
-                if self._count >= MOST_VIEWS:
-                    return False
-                start_thread(run, "dsl-view")  # it may end at once, and waits for the lock then
-                self._count += 1
-            return True
+                end()
 
         def turn_away(why: str) -> None:
             refuse(why)
-            close()
+            end()
 
-        if optional(command, what, begin, turn_away) is False:
-            turn_away(f"{MOST_VIEWS} others look at it already")
+        if self._free.acquire(blocking=False):
+            optional(command, what, lambda: start_thread(run, "dsl-view"), turn_away)
+        else:
+            refuse(f"{MOST_VIEWS} others look at it already")
+            close()
 
     def _refuse(self, caller: socket.socket, why: str) -> None:
         """Say what the job is, and why there is no more to be seen."""
@@ -204,9 +193,11 @@ class Views:
         """Copy the output to a view until it goes."""
         tee: Callable[[int], None] = self._supervisor.tee
         problem = ""
+        workers = self._state().plan.workers
+        routes = [route for worker in workers for route in (worker.stdout, worker.stderr)]
         if self._elsewhere is not None and self._elsewhere.tee is not None:
             tee = self._elsewhere.tee
-        elif not any(_is_shown(worker) for worker in self._state().plan.workers):
+        elif not any(route is not None and route.console is not None for route in routes):
             problem = (
                 "its workers write past dsl to where it was started, unless you give it --tag-output always"
             )
@@ -223,7 +214,7 @@ class Views:
         plan = state.plan
         elsewhere = self._elsewhere
         words = _program(plan)[:MOST_WORDS]
-        workers, nodes = plan.world_size, 1
+        workers, nodes = plan.meeting.world_size, 1
         if elsewhere is not None:
             words = words if elsewhere.words is None else elsewhere.words
             workers = workers if elsewhere.workers is None else elsewhere.workers
@@ -236,51 +227,90 @@ class Views:
             cwd=_cwd(),
             host=os.uname().nodename,
             started_ns=state.started_ns,
-            attempt=plan.attempt,
-            restarts=state.restarts,
+            attempt=plan.meeting.attempt,
+            restarts=plan.meeting.restarts,
             nodes=nodes,
             workers=workers,
-            is_whole=elsewhere is not None or plan.world_size == len(plan.workers),
+            is_whole=elsewhere is not None or plan.meeting.world_size == len(plan.workers),
         )
 
-    def _all(self, look: Question) -> Iterator[object]:
+    def _all(self, look: Look | SignalRank) -> Iterator[object]:
         if self._elsewhere is None:
             yield from self._own(look)
             yield Looked(look.number)
             return
         others = self._elsewhere.look(look)
-        if self._elsewhere.has_own:
+        if self._elsewhere.has_own():
             yield from self._own(look)
         yield from others
 
-    def _own(self, look: Question) -> Iterator[object]:
+    def _own(self, look: Look | SignalRank) -> Iterator[object]:
         """What the workers of this node do."""
-        state, supervisor = self._state(), self._supervisor
+        state = self._state()
         plan = state.plan
         if isinstance(look, SignalRank):
-            if _send_signal(look, plan, supervisor):
+            if self._has_signalled(look, plan):
                 yield Signalled(look.number)
             return
+        pids = self._supervisor.pids() or [0] * len(plan.workers)  # between two attempts there are none
         if look.what == "status":
-            yield from statuses(look, state, supervisor, self._gpus)
-            return
-        # Between two attempts there are none.
-        pids = supervisor.pids() or [0] * len(plan.workers)
-        if look.what == "pulse":
+            yield from self._statuses(look, state, pids)
+        elif look.what == "pulse":
             from dsl.view.kernel_view import pulses
 
             pairs = zip(plan.workers, pulses(pids), strict=False)
             marks = tuple([RankPulse(worker.local_rank, mark) for worker, mark in pairs])
-            yield NodePulse(look.number, plan.node_rank, plan.host, plan.attempt, marks)
-            return
-        from dsl.view.taker import take_stacks
+            yield NodePulse(look.number, plan.meeting.node_rank, plan.host, plan.meeting.attempt, marks)
+        else:
+            from dsl.view.lookout import take_stacks
 
-        ranks = [
-            RankStatus(worker.rank, worker.local_rank, pid)
-            for worker, pid in zip(plan.workers, pids, strict=False)
+            ranks = [
+                RankStatus(worker.rank, worker.local_rank, pid)
+                for worker, pid in zip(plan.workers, pids, strict=False)
+            ]
+            for stacks in take_stacks(look, ranks):
+                if stacks.sampled is not None:
+                    from dsl.view.stragglers import spent_by
+
+                    spent = spent_by(plan.host, stacks)
+                    self._waits[stacks.pid] = round(spent.waits * 100) if spent else -1
+                yield NodeStacks(look.number, plan.meeting.node_rank, plan.host, (stacks,))
+
+    def _has_signalled(self, asked: SignalRank, plan: NodePlan) -> bool:
+        """Whether the worker is one of ours, and still has the pid that the view has seen."""
+        if asked.node_rank != plan.meeting.node_rank:
+            return False
+        for index, (worker, pid) in enumerate(zip(plan.workers, self._supervisor.pids(), strict=False)):
+            if worker.local_rank == asked.local_rank and pid and pid == asked.pid:
+                self._supervisor.signal(asked.signum, index)
+                return True
+        return False
+
+    def _statuses(self, look: Look, state: State, pids: Sequence[int]) -> Iterator[NodeStatus]:
+        """The answers to a question, with all workers of the node."""
+        plan, meeting = state.plan, state.plan.meeting
+        lines = self._supervisor.last_lines()
+        masks = [(worker.local_rank, worker.env.get(MASK, plan.env.get(MASK))) for worker in plan.workers]
+        age_ms = int((time.monotonic() - state.begin_s) * 1000)
+        rows = zip(plan.workers, pids, vitals(pids), self._gpus.of(pids, masks), strict=False)
+        found = [
+            RankStatus(
+                worker.rank,
+                worker.local_rank,
+                pid if uses else 0,
+                *(uses or ("", 0, 0, 0)),
+                printable(lines.get(index, b"").decode("utf-8", "replace")).strip()[:LONGEST_SAID],
+                *gpu,
+                _log(worker)[:LONGEST_LOG] if look.with_logs else "",
+                self._waits.get(pid, -1),
+            )
+            for index, (worker, pid, uses, gpu) in enumerate(rows)
         ]
-        for stacks in take_stacks(look, ranks):
-            yield NodeStacks(look.number, plan.node_rank, plan.host, (stacks,))
+        for first in range(0, len(found), PART):
+            part = tuple(found[first : first + PART])
+            yield NodeStatus(
+                look.number, meeting.node_rank, plan.host, meeting.attempt, part, meeting.restarts, age_ms
+            )
 
 
 def _unless_over(work: Callable[[], None]) -> None:
@@ -310,57 +340,11 @@ def _read(answer: object) -> object:
     return found[0] if found else None
 
 
-def _is_shown(worker: WorkerPlan) -> bool:
-    """Whether dsl shows some output of a worker."""
-    return any(route is not None and route.console is not None for route in (worker.stdout, worker.stderr))
-
-
-def _send_signal(asked: SignalRank, plan: NodePlan, supervisor: Supervisor) -> bool:
-    """Whether the worker is one of ours, and still has the pid that the view has seen."""
-    if asked.node_rank != plan.node_rank:
-        return False
-    for index, (worker, pid) in enumerate(zip(plan.workers, supervisor.pids(), strict=False)):
-        if worker.local_rank == asked.local_rank and pid and pid == asked.pid:
-            supervisor.signal(asked.signum, index)
-            return True
-    return False
-
-
 def _program(plan: NodePlan) -> tuple[str, ...]:
     """What the user runs, with its arguments: no interpreter, and a function alone."""
     argv = plan.workers[0].argv
-    return argv[argv.index(plan.name) :] if plan.name in argv else (plan.name,) if plan.name else argv
-
-
-def statuses(look: Look, state: State, supervisor: Supervisor, gpus: GpuUse) -> Iterator[NodeStatus]:
-    """The answers to a question, with all workers of the node."""
-    plan = state.plan
-    # Between two attempts there are none.
-    pids = supervisor.pids() or [0] * len(plan.workers)
-    lines = supervisor.last_lines()
-    used = gpus.of(pids, [(worker.local_rank, _mask(worker, plan.env)) for worker in plan.workers])
-    age_ms = int((time.monotonic() - state.begin_s) * 1000)
-    rows = zip(plan.workers, pids, vitals(pids), used, strict=False)
-    found = [
-        RankStatus(
-            worker.rank,
-            worker.local_rank,
-            pid if uses else 0,
-            *(uses or ("", 0, 0, 0)),
-            _said(lines.get(index)),
-            *gpu,
-            _log(worker)[:LONGEST_LOG] if look.with_logs else "",
-        )
-        for index, (worker, pid, uses, gpu) in enumerate(rows)
-    ]
-    for first in range(0, len(found), PART):
-        part = tuple(found[first : first + PART])
-        restarts = state.restarts
-        yield NodeStatus(look.number, plan.node_rank, plan.host, plan.attempt, part, restarts, age_ms)
-
-
-def _said(line: bytes | None) -> str:
-    return printable(line.decode("utf-8", "replace")).strip()[:LONGEST_SAID] if line else ""
+    name = plan.job.program.name
+    return argv[argv.index(name) :] if name in argv else (name,) if name else argv
 
 
 def _log(worker: WorkerPlan) -> str:
@@ -374,8 +358,3 @@ def _log(worker: WorkerPlan) -> str:
                 continue
             found.append((about.st_size > 0, about.st_mtime_ns, route.path))
     return max(found)[2] if found else ""
-
-
-def _mask(worker: WorkerPlan, env: Mapping[str, str]) -> str | None:
-    """The devices that a worker may see, as its variable says."""
-    return worker.env.get(MASK, env.get(MASK))

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-import select
 import signal
-import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Literal
 
 from dsl._core import warm_answer, warm_call
 from dsl._record import Record, replace
-from dsl.cli.command import Command
+from dsl.cli.tool import Tool, ToolParser
 from dsl.errors import DslError, OptionError, UsageError
-from dsl.lists import counted, quote
-from dsl.machine.kernel_files import memory_of
-from dsl.machine.sockets import (
+from dsl.machine import (
     MARK,
     MOST_AT_ONCE,
     NEW,
     READY,
     ask_sockets,
     left_alone,
-    peer_of,
+    peer_pid,
     remove_socket,
+    wait_for,
 )
-from dsl.printable import printable
+from dsl.machine.kernel import memory_of
+from dsl.model.job import ForkServer, NodePlan
+from dsl.model.request import Request
 from dsl.report.speak import show_text
 from dsl.view.table import duration, size
 from dsl.view.tools import table, terminal_width
+from dsl.words import counted, printable, quote
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any, Literal
-
-    from dsl.cli.tool import ToolParser
-    from dsl.model.job import ForkServer, NodePlan
-    from dsl.model.request import Request
-
-COMMAND = Command("dsl-warm")
 SCHEMA = 1
 """Raised when a key of the JSON is removed or changes its meaning; new keys may come at any time."""
+
+NAMES = ("pid", "state", "memory", "jobs", "running", "holders", "interpreter", "program")
+"""Keys of the JSON that are fields of a server."""
 
 TITLES = ("PID", "STATE", "MEMORY", "JOBS", "PROGRAM", "IMPORTS")
 NONE = "there is no warm server of yours on this machine"
@@ -89,14 +86,7 @@ class WarmServer(Record):
     """What it has imported."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; ``argv`` does not include the program's name."""
-    return COMMAND.run(lambda: _run(sys.argv[1:] if argv is None else argv))
-
-
-def _run(argv: Sequence[str]) -> int:
-    own, line = split_line(argv)
-    options = make_parser().parse_args(own)
+def _run(options: argparse.Namespace) -> int:
     action, pids = "status" if options.action is None else options.action, options.pids
     if action not in ("status", "stop", "start"):
         raise OptionError(f"no such action: {quote(action)}, expected status, stop or start")
@@ -107,7 +97,7 @@ def _run(argv: Sequence[str]) -> int:
         if is_given and action != needed:
             raise OptionError(f"{text} is for dsl-warm {needed}")
     if action == "start":
-        return _start(line, options.preload)
+        return _start(options.words, options.preload)
     if action == "stop":
         return _stop(pids)
     if pids:
@@ -115,19 +105,8 @@ def _run(argv: Sequence[str]) -> int:
     return _status(as_json=options.json)
 
 
-def split_line(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words behind ``start``: first our options, then the command line of the job."""
-    if list(argv[:1]) != ["start"]:
-        return list(argv), []
-    valued = make_parser().valued()
-    index = 1
-    while index < len(argv) and argv[index].startswith("-"):
-        index += 2 if argv[index] in valued else 1
-    return list(argv[:index]), list(argv[index:])
-
-
 def _status(*, as_json: bool) -> int:
-    servers = warm_servers(COMMAND.say)
+    servers = warm_servers(WARM.say)
     if as_json:
         from json import dumps
 
@@ -143,16 +122,9 @@ def _fields(server: WarmServer) -> dict[str, Any]:
     is_idle = server.state == "idle"
     may_end = is_idle and not server.holders
     return {
-        "pid": server.pid,
-        "state": server.state,
-        "memory": server.memory,
-        "jobs": server.jobs,
-        "running": server.running,
+        **{name: getattr(server, name) for name in NAMES},
         "idle_s": server.idle_s if is_idle else None,
-        "holders": server.holders,
         "ends_in_s": max(server.stay_s - server.idle_s, 0.0) if may_end else None,
-        "interpreter": server.interpreter,
-        "program": server.program,
         "modules": list(server.modules),
     }
 
@@ -176,7 +148,7 @@ def row(server: WarmServer) -> tuple[str, ...]:
 
 
 def _stop(words: Sequence[str]) -> int:
-    servers = warm_servers(COMMAND.say)
+    servers = warm_servers(WARM.say)
     for word in words:
         if word not in [str(one.pid) for one in servers]:
             raise UsageError(f"no warm server has the pid {quote(word)}, see dsl-warm status")
@@ -194,7 +166,7 @@ def _stop(words: Sequence[str]) -> int:
             jobs = "its job" if one.running == 1 else f"its {one.running} jobs"
             show_text(f"server {one.pid} takes no more jobs, and ends after {jobs}")
         else:
-            COMMAND.say(f"error: server {one.pid} has not ended")
+            WARM.say(f"error: server {one.pid} has not ended")
             code = 1
     return code
 
@@ -252,14 +224,11 @@ def planned_servers(line: Sequence[str], preload: str | None) -> tuple[ForkServe
 def read_request(line: Sequence[str]) -> Request:
     """The request of a command line of ``dsl`` or ``dslrun``. Raises OptionError."""
     name = os.path.basename(line[0]) if line else ""
-    if name == "dsl":
-        from dsl.cli import deepspeed
+    if name in ("dsl", "dslrun"):
+        from dsl.cli import deepspeed, torchrun
 
-        return deepspeed.read(line[1:], os.environ)[0]
-    if name == "dslrun":
-        from dsl.cli import torchrun
-
-        return torchrun.read(line[1:], os.environ)[0]
+        read = deepspeed.read if name == "dsl" else torchrun.read
+        return read(line[1:], os.environ)[0]
     if not line:
         raise OptionError(f"no command line was given: {START_USAGE}")
     raise OptionError(f"{quote(line[0])} is neither dsl nor dslrun: {START_USAGE}")
@@ -277,25 +246,14 @@ def _plan(request: Request) -> NodePlan:
     return Planner(planned, facts).plan(0)
 
 
-def make_parser() -> ToolParser:
-    """The parser of the options; the command line of a job has to be split off before."""
-    from dsl.cli.tool import ToolParser
-
-    parser = ToolParser(
-        COMMAND.name,
-        "[OPTIONS] [status | stop [PID ...] | start dsl|dslrun ...]",
-        "Show your warm fork servers on this machine. You can also end or start them.",
-        "A warm server keeps what workers import for the next job (--start-method warm). The exit code is 0; "
-        "1 if a server cannot be started or ended; 2 if no server has such a pid.",
-    )
+def _add(parser: ToolParser) -> None:
     add = parser.add_argument
-    add("--json", action="store_true", help="status as JSON, with keys that stay (docs/cli.md)")
+    add("--json", action="store_true", help="status as JSON, with keys that stay (docs/tools.md)")
     add(
         "--preload", metavar="MODULE,...", help="what the server imports (as the option of the job's command)"
     )
     add("action", nargs="?", metavar="status|stop|start", help="what to do (default: status)")
     add("pids", nargs="*", metavar="PID", help="servers to end (default: all)")
-    return parser
 
 
 def warm_servers(tell: Callable[[str], None] | None = None) -> list[WarmServer]:
@@ -335,7 +293,7 @@ def _ask(place: tuple[str, str]) -> WarmServer | str | None:
     except OSError:
         return None
     try:
-        pid = peer_of(fd)
+        pid = peer_pid(fd)
     except OSError:  # it has ended meanwhile
         pid = 0
     answer = warm_answer(fd, ANSWER_S)
@@ -350,22 +308,11 @@ def parse(folder: str, name: str, pid: int, answer: bytes) -> WarmServer:
     """A server by its socket, the pid that the kernel tells, and its answer."""
     line, _, about = answer.partition(b"\n")
     jobs, running, idle_ms, stay_ms, holders = map(int, line.split()[1:])
-    interpreter, program, modules = [*map(os.fsdecode, about.split(b"\0")), "", "", ""][:3]
-    return WarmServer(
-        folder,
-        name,
-        pid,
-        "busy" if running else "idle",
-        memory_of(pid),
-        jobs,
-        running,
-        idle_ms / 1000,
-        stay_ms / 1000,
-        holders,
-        interpreter,
-        program,
-        tuple([one for one in modules.split(",") if one]),
-    )
+    interpreter, program, names = [*map(os.fsdecode, about.split(b"\0")), "", "", ""][:3]
+    modules = tuple([module for module in names.split(",") if module])
+    state: Literal["idle", "busy"] = "busy" if running else "idle"
+    known = (jobs, running, idle_ms / 1000, stay_ms / 1000, holders, interpreter, program, modules)
+    return WarmServer(folder, name, pid, state, memory_of(pid), *known)
 
 
 def _importing(name: str) -> int:
@@ -397,10 +344,11 @@ def _has_ended(server: WarmServer) -> bool:
         if not _is_server(server.pid, server.name):
             return True
         if not _is_told_to_end(server):
-            _kill(server, pidfd)
-        wait = select.poll()
-        wait.register(pidfd, select.POLLIN)
-        return bool(wait.poll(0 if server.state == "busy" else END_S * 1000))
+            with suppress(OSError):
+                # No other signal ends it: it holds all others back.
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                remove_socket(server.folder, server.name)
+        return bool(wait_for(pidfd, left_s=0 if server.state == "busy" else END_S))
     finally:
         os.close(pidfd)
 
@@ -414,10 +362,13 @@ def _is_told_to_end(server: WarmServer) -> bool:
         return False
 
 
-def _kill(server: WarmServer, pidfd: int) -> None:
-    try:
-        # No other signal ends it: it holds all others back.
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except OSError:
-        return
-    remove_socket(server.folder, server.name)
+WARM = Tool(
+    "dsl-warm",
+    "[OPTIONS] [status | stop [PID ...] | start dsl|dslrun ...]",
+    "Show your warm fork servers on this machine. You can also end or start them.",
+    _add,
+    _run,
+    "A warm server keeps what workers import for the next job (--start-method warm). The exit code is 0; "
+    "1 if a server cannot be started or ended; 2 if no server has such a pid.",
+    options_at=lambda words: 1 if list(words[:1]) == ["start"] else None,
+)

@@ -1,4 +1,4 @@
-//! Engine events as the records of `dsl.events`, which have their fields and the dict form of docs/events.md.
+//! Engine events as the records of `dsl.engine`, which have their fields and the dict form of docs/events.md.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -11,14 +11,14 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple};
 
-/// A record of `dsl.events`, from its fields in order.
+/// A record of `dsl.engine`, from its fields in order.
 pub(crate) fn record<'py>(
     py: Python<'py>,
     class: &str,
     fields: impl PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static RECORDS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let records = RECORDS.get_or_try_init(py, || py.import("dsl.events").map(Bound::unbind))?;
+    let records = RECORDS.get_or_try_init(py, || py.import("dsl.engine").map(Bound::unbind))?;
     records.bind(py).getattr(class)?.call1(fields)
 }
 
@@ -31,14 +31,10 @@ fn text(path: CString) -> OsString {
     OsString::from_vec(path.into_bytes())
 }
 
-fn tuple<'py, T: IntoPyObject<'py>>(py: Python<'py>, items: Vec<T>) -> PyResult<Bound<'py, PyTuple>> {
-    PyTuple::new(py, items)
-}
-
 /// (pid, state, name, kernel function that it sleeps in, why no signal reaches it), each.
 pub(crate) fn survivors(py: Python<'_>, left: Vec<engine::Survivor>) -> PyResult<Bound<'_, PyTuple>> {
     let fields = |one: engine::Survivor| (one.pid, one.state.to_string(), one.name, one.wchan, one.errno);
-    tuple(py, left.into_iter().map(fields).collect())
+    PyTuple::new(py, left.into_iter().map(fields))
 }
 
 fn exit(py: Python<'_>, exit: engine::Exit) -> PyResult<Bound<'_, PyAny>> {
@@ -123,7 +119,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Bound<
         }
         Event::Leftovers { processes, grace } => {
             let fields = |one: engine::Leftover| (one.pid, one.command, one.worker);
-            let processes = tuple(py, processes.into_iter().map(fields).collect())?;
+            let processes = PyTuple::new(py, processes.into_iter().map(fields))?;
             record(py, "Leftovers", (processes, grace.as_secs_f64()))
         }
         Event::Killing { workers, tier } => {
@@ -131,7 +127,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Bound<
                 KillTier::Cgroup => "cgroup",
                 KillTier::Scan => "scan",
             };
-            record(py, "Killing", (tuple(py, workers)?, tier))
+            record(py, "Killing", (PyTuple::new(py, workers)?, tier))
         }
         Event::Log(log) => notice(py, log),
         Event::Called => record(py, "Called", ()),
@@ -148,7 +144,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Bound<
         } => record(
             py,
             "ForkServerLost",
-            (server, pid, signal, text, tuple(py, workers)?),
+            (server, pid, signal, text, PyTuple::new(py, workers)?),
         ),
         Event::Ended {
             first_failure,

@@ -3,17 +3,14 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use dsl_engine::forkserver::{Link, Order};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::error::to_python;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::error::Answer;
+use crate::lock;
 
 /// A fork server's connection with the engine.
 #[pyclass(frozen, module = "dsl._core")]
@@ -28,14 +25,13 @@ impl ForkLink {
 #[pymethods]
 impl ForkLink {
     #[new]
-    fn new(fd: i32) -> PyResult<Self> {
-        let link = Link::new(fd).map_err(to_python)?;
-        Ok(Self(Mutex::new(link)))
+    fn new(fd: i32) -> Answer<Self> {
+        Ok(Self::of(Link::new(fd)?))
     }
 
     /// Note the state that imports have left.
-    fn settle(&self) -> PyResult<()> {
-        lock(&self.0).settle().map_err(to_python)
+    fn settle(&self) -> Answer<()> {
+        Ok(lock(&self.0).settle()?)
     }
 
     /// The environment as the C library has it.
@@ -46,31 +42,31 @@ impl ForkLink {
     }
 
     /// Tell the engine that orders may come.
-    fn ready(&self) -> PyResult<()> {
-        lock(&self.0).ready().map_err(to_python)
+    fn ready(&self) -> Answer<()> {
+        Ok(lock(&self.0).ready()?)
     }
 
     /// Tell the engine why no orders may come.
-    fn refuse(&self, text: &str) -> PyResult<()> {
-        lock(&self.0).refuse(text.as_bytes()).map_err(to_python)
+    fn refuse(&self, text: &str) -> Answer<()> {
+        Ok(lock(&self.0).refuse(text.as_bytes())?)
     }
 
     /// Wait for an order.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<ForkOrder>> {
-        let order = py.detach(|| lock(&self.0).next_order()).map_err(to_python)?;
+    fn next(&self, py: Python<'_>) -> Answer<Option<ForkOrder>> {
+        let order = py.detach(|| lock(&self.0).next_order())?;
         Ok(order.map(|order| ForkOrder(Mutex::new(order))))
     }
 
     /// Tell the engine which process was forked for an order.
-    fn forked(&self, order: &Bound<'_, ForkOrder>, pid: i32) -> PyResult<()> {
+    fn forked(&self, order: &Bound<'_, ForkOrder>, pid: i32) -> Answer<()> {
         let mut order = lock(&order.get().0);
-        lock(&self.0).forked(&mut order, pid).map_err(to_python)
+        Ok(lock(&self.0).forked(&mut order, pid)?)
     }
 
     /// Tell the engine that no process could be forked for an order.
-    fn not_forked(&self, order: &Bound<'_, ForkOrder>, errno: i32) -> PyResult<()> {
+    fn not_forked(&self, order: &Bound<'_, ForkOrder>, errno: i32) -> Answer<()> {
         let mut order = lock(&order.get().0);
-        lock(&self.0).not_forked(&mut order, errno).map_err(to_python)
+        Ok(lock(&self.0).not_forked(&mut order, errno)?)
     }
 
     /// End what is left below the branch of a warm server.

@@ -1,12 +1,14 @@
 //! Guard and agent.
 
+use dsl_engine::os::take_over;
 use dsl_engine::{Agent, Features, Guard as Engine, Meaning, Table};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use crate::error::{spec_error, to_python};
+use crate::error::{Answer, spec_error};
 use crate::event::{record, survivors};
+use crate::lock;
 use crate::spec::{items, seconds};
 
 /// The process that the shell sees.
@@ -18,13 +20,13 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn take_agent(&self) -> Option<Agent> {
-        self.agent.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.agent).take()
     }
 }
 
 const SIGINT: i32 = 2;
 
-fn table(signals: &Bound<'_, PyAny>) -> PyResult<Table> {
+fn table(signals: &Bound<'_, PyAny>) -> Answer<Table> {
     let mut entries = Vec::new();
     for item in items(signals)? {
         let (key, value): (Bound<'_, PyAny>, String) = item.extract()?;
@@ -42,12 +44,13 @@ fn table(signals: &Bound<'_, PyAny>) -> PyResult<Table> {
             other => {
                 return Err(spec_error(format!(
                     "signal {signal} can mean \"stop\", \"forward\" or \"preempt\", got {other:?}"
-                )));
+                ))
+                .into());
             }
         };
         entries.push((signal, meaning));
     }
-    Table::new(entries).map_err(spec_error)
+    Ok(Table::new(entries)?)
 }
 
 fn no_such_signal(signal: impl std::fmt::Display) -> PyErr {
@@ -88,7 +91,7 @@ impl Guard {
         preempt_grace_s: Option<f64>,
         helper: Option<i32>,
         mask: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> Answer<Self> {
         let table = signals.map(table).transpose()?.unwrap_or_default();
         let preempt_grace = preempt_grace_s.map(seconds).transpose()?;
         if table.meaning(SIGINT).is_none() {
@@ -96,7 +99,7 @@ impl Guard {
         }
         let features = Features::from_environment();
         let mask = mask.map(mask_of).transpose()?;
-        let mut engine = Engine::new(features, table, preempt_grace, mask).map_err(to_python)?;
+        let mut engine = Engine::new(features, table, preempt_grace, mask)?;
         if let Some(helper) = helper {
             engine.tend(helper);
         }
@@ -115,29 +118,19 @@ impl Guard {
         grace_s: f64,
         reopens: bool,
         links: Option<Vec<i32>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> Answer<Bound<'py, PyAny>> {
         let grace = seconds(grace_s)?;
-        let links = links
-            .unwrap_or_default()
-            .into_iter()
-            .map(dsl_engine::os::take_over);
+        let links = links.into_iter().flatten().map(take_over);
         let links = links.collect::<Result<Vec<_>, _>>()?;
-        let outcome = py
-            .detach(|| self.engine.supervise(agent_pid, grace, reopens, &links))
-            .map_err(to_python)?;
+        let outcome = py.detach(|| self.engine.supervise(agent_pid, grace, reopens, &links))?;
         let left = survivors(py, outcome.survivors)?;
         let interrupted = outcome.terminal_interrupt;
-        record(
+        let (code, signal, ended) = (outcome.code, outcome.agent_signal, outcome.ended);
+        Ok(record(
             py,
             "GuardOutcome",
-            (
-                outcome.code,
-                outcome.agent_signal,
-                outcome.ended,
-                left,
-                interrupted,
-            ),
-        )
+            (code, signal, ended, left, interrupted),
+        )?)
     }
 
     /// Remove what the guard has made, if it gets no agent.
@@ -145,10 +138,11 @@ impl Guard {
         self.engine.discard();
     }
 
-    /// In the child of the fork: own process group, subreaper, watch the guard.
-    fn enter_agent(&self) -> PyResult<()> {
-        let agent = self.engine.enter_agent().map_err(to_python)?;
-        *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
+    /// In the child of the fork: own process group, subreaper, room for descriptors, watch the guard.
+    #[pyo3(signature = (workers = 0))]
+    fn enter_agent(&self, workers: usize) -> Answer<()> {
+        let agent = self.engine.enter_agent(workers)?;
+        *lock(&self.agent) = Some(agent);
         Ok(())
     }
 

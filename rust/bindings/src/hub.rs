@@ -1,57 +1,22 @@
 //! The link between hosts: messages as bytes. The thread that serves them is none of Python's.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dsl_control::{
     Caller, ConnectError, Face, FdStream, Hub as Core, KEY_LEN, Loss, News, Sample, Settings, Stream as Wire,
-    TalkError,
 };
 use dsl_engine::os::{duplicate, take_over};
-use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::to_python;
+use crate::error::{Answer, own_error};
 use crate::spec::seconds;
+use crate::{lock, patiently};
 
-/// One of the errors of the package, which users see as one line.
-fn error_of(py: Python<'_>, class: &str, text: String) -> PyErr {
-    let made = py
-        .import("dsl.errors")
-        .and_then(|module| module.getattr(class)?.call1((text,)));
-    made.map_or_else(|error| error, PyErr::from_value)
-}
-
-fn control_error(py: Python<'_>, error: impl std::fmt::Display) -> PyErr {
-    error_of(py, "ControlError", error.to_string())
-}
-
-/// With an errno, Python makes this the subclass that fits.
-fn os_error(error: std::io::Error) -> PyErr {
-    match error.raw_os_error() {
-        Some(errno) => PyOSError::new_err((errno, std::io::Error::from_raw_os_error(errno).to_string())),
-        None => PyErr::from(error),
-    }
-}
-
-/// Calls `wait` without the interpreter, with a function by which it learns that a signal handler has raised.
-fn patiently<T: Send>(
-    py: Python<'_>,
-    wait: impl FnOnce(&mut dyn FnMut() -> bool) -> T + Send,
-) -> PyResult<T> {
-    let mut raised: Option<PyErr> = None;
-    let result = py.detach(|| {
-        wait(&mut || {
-            raised = raised
-                .take()
-                .or_else(|| Python::attach(|py| py.check_signals().err()));
-            raised.is_some()
-        })
-    });
-    raised.map_or(Ok(result), Err)
-}
+/// How many agents may know the key of every place, unless their number is given.
+const MANY: usize = 1 << 12;
 
 /// A connection that no hub has taken yet.
 #[pyclass(frozen, module = "dsl._core")]
@@ -66,14 +31,12 @@ impl Stream {
 /// Carry a link by two descriptors, which may be the same one.
 #[pyfunction]
 #[pyo3(name = "FdStream")]
-pub(crate) fn fd_stream(py: Python<'_>, read_fd: i32, write_fd: i32) -> PyResult<Stream> {
-    let stream = FdStream::new(read_fd, write_fd).map_err(|error| control_error(py, error))?;
-    Ok(Stream::new(Wire::Plain(stream)))
+pub(crate) fn fd_stream(read_fd: i32, write_fd: i32) -> Answer<Stream> {
+    Ok(Stream::new(Wire::Plain(FdStream::new(read_fd, write_fd)?)))
 }
 
 /// Connect to the head of a job.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "the shape that Python gives")]
 #[pyo3(signature = (addresses, key, place, timeout_s, *, keyed = false))]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -88,11 +51,12 @@ pub(crate) fn connect(
     let connected = patiently(py, |pending| {
         dsl_control::connect(&addresses, caller, timeout, pending)
     })?;
-    match connected {
-        Ok(stream) => Ok(Stream::new(Wire::Secure(Box::new(stream)))),
-        Err(error @ ConnectError::Refused(..)) => Err(error_of(py, "RefusedLinkError", error.to_string())),
-        Err(error) => Err(control_error(py, error)),
-    }
+    let class = match &connected {
+        Err(ConnectError::Refused(..)) => "RefusedLinkError",
+        _ => "ControlError",
+    };
+    let stream = connected.map_err(|error| own_error(class, &error))?;
+    Ok(Stream::new(Wire::Secure(Box::new(stream))))
 }
 
 /// A connection of a hub.
@@ -100,10 +64,6 @@ pub(crate) fn connect(
 pub(crate) struct Link {
     hub: Arc<Core>,
     face: Arc<Face>,
-}
-
-fn talk_error(py: Python<'_>, error: &TalkError) -> PyErr {
-    control_error(py, error)
 }
 
 #[pymethods]
@@ -160,12 +120,11 @@ impl Link {
     }
 
     /// Send a message before the hub is started.
-    fn send_now(&self, py: Python<'_>, message: &[u8], timeout_s: f64) -> PyResult<()> {
+    fn send_now(&self, py: Python<'_>, message: &[u8], timeout_s: f64) -> Answer<()> {
         let timeout = seconds(timeout_s)?;
-        let sent = patiently(py, |pending| {
-            self.hub.send_now(&self.face, message, timeout, pending)
-        })?;
-        sent.map_err(|error| talk_error(py, &error))
+        let send =
+            |pending: &mut dyn FnMut() -> bool| self.hub.send_now(&self.face, message, timeout, pending);
+        Ok(patiently(py, send)??)
     }
 
     /// Wait for a message before the hub is started.
@@ -174,13 +133,12 @@ impl Link {
         py: Python<'py>,
         timeout_s: f64,
         while_heard: bool,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> Answer<Bound<'py, PyBytes>> {
         let timeout = seconds(timeout_s)?;
         let heard = patiently(py, |pending| {
             self.hub.receive(&self.face, timeout, while_heard, pending)
         })?;
-        let payload = heard.map_err(|error| talk_error(py, &error))?;
-        Ok(PyBytes::new(py, &payload))
+        Ok(PyBytes::new(py, &heard?))
     }
 
     /// The heartbeats that were answered since the last call: six times each, in nanoseconds.
@@ -201,19 +159,21 @@ impl Link {
 }
 
 /// The connections of this process.
-#[pyclass(frozen, module = "dsl._core")]
+#[pyclass(frozen, subclass, module = "dsl._core")]
 pub(crate) struct Hub(Arc<Core>);
 
 type Heard<'py> = (Option<Link>, &'static str, Bound<'py, PyAny>);
 
 impl Hub {
+    fn link(&self, face: Arc<Face>) -> Link {
+        Link {
+            hub: Arc::clone(&self.0),
+            face,
+        }
+    }
+
     fn heard<'py>(&self, py: Python<'py>, news: News) -> PyResult<Heard<'py>> {
-        let link = |face| {
-            Some(Link {
-                hub: Arc::clone(&self.0),
-                face,
-            })
-        };
+        let link = |face| Some(self.link(face));
         Ok(match news {
             News::Message(face, payload) => (link(face), "message", PyBytes::new(py, &payload).into_any()),
             News::Gone(face, None) => (link(face), "", py.None().into_bound(py)),
@@ -229,31 +189,26 @@ impl Hub {
 #[pymethods]
 impl Hub {
     #[new]
-    fn new(heartbeat_s: f64, console: Option<(i32, i32)>, taken: Vec<u8>) -> PyResult<Self> {
+    fn new(heartbeat_s: f64, console: Option<(i32, i32)>, taken: Vec<u8>) -> Answer<Self> {
         let settings = Settings {
             heartbeat: seconds(heartbeat_s)?,
             console,
             taken,
         };
-        Core::new(settings)
-            .map(|hub| Self(Arc::new(hub)))
-            .map_err(to_python)
+        Ok(Self(Arc::new(Core::new(settings)?)))
     }
 
     /// Serve a connection.
-    fn add(&self, py: Python<'_>, stream: &Bound<'_, Stream>, name: String) -> PyResult<Link> {
-        let slot = stream.get();
-        let wire = slot.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let wire = wire.ok_or_else(|| control_error(py, "a hub has this connection already"))?;
-        Ok(Link {
-            hub: Arc::clone(&self.0),
-            face: self.0.add(wire, name),
-        })
+    fn serve(&self, stream: &Bound<'_, Stream>, name: String) -> PyResult<Link> {
+        let wire = lock(&stream.get().0).take();
+        let wire = wire.ok_or_else(|| own_error("ControlError", &"a hub has this connection already"))?;
+        Ok(self.link(self.0.add(wire, name)))
     }
 
     /// Let agents connect by TCP.
-    fn listen(&self, address: &str, port: u16, keyed: Option<bool>) -> PyResult<u16> {
-        self.0.listen(address, port, keyed).map_err(os_error)
+    #[pyo3(signature = (address = "", port = 0, *, keyed = None))]
+    fn listen(&self, address: &str, port: u16, keyed: Option<bool>) -> Answer<u16> {
+        Ok(self.0.listen(address, port, keyed)?)
     }
 
     /// Close a port.
@@ -261,13 +216,15 @@ impl Hub {
         py.detach(|| self.0.unlisten(port));
     }
 
-    /// Let in agents of a place that know a key.
-    fn expect(&self, py: Python<'_>, place: Option<u32>, key: &[u8], count: usize) -> PyResult<()> {
-        if key.len() != KEY_LEN {
+    /// Let in agents of a place that know a key; without one (empty) let them wait.
+    #[pyo3(signature = (place, key, count = None))]
+    fn expect(&self, place: Option<u32>, key: &[u8], count: Option<usize>) -> PyResult<()> {
+        if ![0, KEY_LEN].contains(&key.len()) {
             let text = format!("a key has {KEY_LEN} bytes, not {}", key.len());
-            return Err(control_error(py, text));
+            return Err(own_error("ControlError", &text));
         }
-        self.0.expect(place, key, count);
+        let usual = if place.is_none() { MANY } else { 1 };
+        self.0.expect(place, key, count.unwrap_or(usual));
         Ok(())
     }
 
@@ -282,19 +239,19 @@ impl Hub {
     }
 
     /// Take what has arrived.
-    fn read<'py>(&self, py: Python<'py>) -> PyResult<Vec<Heard<'py>>> {
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Vec<Heard<'py>>> {
         let news = self.0.read();
         news.into_iter().map(|one| self.heard(py, one)).collect()
     }
 
     /// Send what comes out of two pipes to the head.
-    fn relay(&self, link: &Bound<'_, Link>, stdout_fd: i32, stderr_fd: i32) -> PyResult<()> {
-        let stdout = take_over(stdout_fd).map_err(os_error)?;
-        let stderr = take_over(stderr_fd).map_err(os_error)?;
-        self.0.relay(&link.get().face, stdout, stderr).map_err(os_error)
+    fn pass_on(&self, link: &Bound<'_, Link>, stdout_fd: i32, stderr_fd: i32) -> Answer<()> {
+        let (stdout, stderr) = (take_over(stdout_fd)?, take_over(stderr_fd)?);
+        Ok(self.0.relay(&link.get().face, stdout, stderr)?)
     }
 
     /// Wait for output.
+    #[pyo3(signature = (timeout_s = None))]
     fn drain(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
         let timeout: Option<Duration> = timeout_s.map(seconds).transpose()?;
         patiently(py, |pending| self.0.drain(timeout, pending))
@@ -306,20 +263,19 @@ impl Hub {
     }
 
     /// Let a socket, which stays the caller's, get the output of agents, too.
-    fn tee(&self, fd: i32) -> PyResult<()> {
-        let copy = duplicate(fd).map_err(os_error)?;
-        self.0.tee(copy).map_err(to_python)
+    fn tee(&self, fd: i32) -> Answer<()> {
+        Ok(self.0.tee(duplicate(fd)?)?)
     }
 
     /// Begin to serve.
-    fn start(&self) -> PyResult<()> {
-        self.0.start().map_err(os_error)
+    fn start(&self) -> Answer<()> {
+        Ok(self.0.start()?)
     }
 
     /// End all connections.
-    fn close(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+    fn close(&self, py: Python<'_>, timeout_s: f64) -> Answer<()> {
         let timeout = seconds(timeout_s)?;
-        patiently(py, |pending| self.0.close(timeout, pending))?.map_err(os_error)
+        Ok(patiently(py, |pending| self.0.close(timeout, pending))??)
     }
 
     /// Close the descriptors in this process alone.

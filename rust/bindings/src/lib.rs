@@ -1,5 +1,10 @@
 //! The extension module `dsl._core`: converts values, releases the interpreter, calls the engine, maps errors.
 
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "PyO3 makes the arguments, of any sequence and any path"
+)]
+
 mod error;
 mod event;
 mod fork;
@@ -10,9 +15,32 @@ mod spec;
 mod supervisor;
 mod warm;
 
-use error::os_error;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use error::Answer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `wait` without the interpreter, with a function by which it learns that a signal handler has raised.
+fn patiently<T: Send>(
+    py: Python<'_>,
+    wait: impl FnOnce(&mut dyn FnMut() -> bool) -> T + Send,
+) -> PyResult<T> {
+    let mut raised: Option<PyErr> = None;
+    let result = py.detach(|| {
+        wait(&mut || {
+            raised = raised
+                .take()
+                .or_else(|| Python::attach(|py| py.check_signals().err()));
+            raised.is_some()
+        })
+    });
+    raised.map_or(Ok(result), Err)
+}
 
 /// Version, target and profile of the extension.
 #[pyfunction]
@@ -20,14 +48,8 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let info = PyDict::new(py);
     info.set_item("version", env!("CARGO_PKG_VERSION"))?;
     info.set_item("target", format!("{}-linux", std::env::consts::ARCH))?;
-    info.set_item(
-        "profile",
-        if cfg!(debug_assertions) {
-            "debug"
-        } else {
-            "release"
-        },
-    )?;
+    let is_debug = cfg!(debug_assertions);
+    info.set_item("profile", if is_debug { "debug" } else { "release" })?;
     Ok(info)
 }
 
@@ -47,7 +69,6 @@ type Vitals = (char, u64, u64, u32);
 
 /// What each of these processes uses; None for a process that has ended or cannot be seen.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any sequence")]
 fn vitals(py: Python<'_>, pids: Vec<i32>) -> Vec<Option<Vitals>> {
     let found = py.detach(|| dsl_engine::procfs::vitals(&pids));
     let plain =
@@ -57,15 +78,15 @@ fn vitals(py: Python<'_>, pids: Vec<i32>) -> Vec<Option<Vitals>> {
 
 /// Listens on a TCP port for an instant; see [`dsl_engine::ports::probe`].
 #[pyfunction]
-fn probe_port(port: u16) -> PyResult<u16> {
-    dsl_engine::ports::probe(port).map_err(os_error)
+fn probe_port(port: u16) -> Answer<u16> {
+    Ok(dsl_engine::ports::probe(port)?)
 }
 
 /// Pid of the process at the other end of a unix socket; see [`dsl_engine::peer::Peer`].
 #[pyfunction]
-fn peer_pid(fd: i32) -> PyResult<i32> {
-    let socket = dsl_engine::os::duplicate(fd).map_err(os_error)?;
-    let peer = dsl_engine::peer::Peer::of(&socket).map_err(|stranger| os_error(stranger.into()))?;
+fn peer_pid(fd: i32) -> Answer<i32> {
+    let socket = dsl_engine::os::duplicate(fd)?;
+    let peer = dsl_engine::peer::Peer::of(&socket).map_err(std::io::Error::from)?;
     Ok(peer.pid())
 }
 
@@ -92,8 +113,8 @@ mod _core {
     use super::supervisor::Supervisor;
     #[pymodule_export]
     use super::warm::{
-        FileMarks, WarmCall, WarmDoor, is_in_job, warm_answer, warm_call, warm_digest, warm_key, warm_listen,
-        warm_obstacle,
+        FileMarks, WarmCall, WarmDoor, is_in_job, warm_answer, warm_call, warm_digest, warm_join, warm_key,
+        warm_listen, warm_obstacle,
     };
     #[pymodule_export]
     use super::{build_info, can_move_cursor, kernel_interfaces, peer_pid, probe_port, vitals};

@@ -1,4 +1,4 @@
-//! What to start: reads the records of `dsl.spec`, whose fields have the names that are used here.
+//! What to start: reads the records of `dsl.engine`, whose fields have the names that are used here.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::error::spec_error;
 
-/// A group, as `dsl.spec.LaunchSpec`.
+/// A group, as `dsl.engine.LaunchSpec`.
 #[derive(FromPyObject)]
 #[expect(clippy::struct_excessive_bools, reason = "the fields of the Python record")]
 pub(crate) struct Launch<'py> {
@@ -35,7 +35,7 @@ pub(crate) struct Launch<'py> {
     lingers: bool,
 }
 
-/// One worker, as `dsl.spec.WorkerSpec`.
+/// One worker, as `dsl.engine.WorkerSpec`.
 #[derive(FromPyObject)]
 pub(crate) struct Worker<'py> {
     argv: Bound<'py, PyAny>,
@@ -53,7 +53,7 @@ pub(crate) struct Worker<'py> {
     fork_entry: usize,
 }
 
-/// A standard stream, as `dsl.spec.Stdio`.
+/// A standard stream, as `dsl.engine.Stdio`.
 #[derive(FromPyObject)]
 struct Stream<'py> {
     kind: String,
@@ -69,7 +69,7 @@ struct Stream<'py> {
 pub(crate) type Policy = (String, Vec<u32>);
 
 /// The value of one of a few words.
-fn named<T: Copy>(what: &str, word: &str, known: &[(&str, T)]) -> PyResult<T> {
+pub(crate) fn named<T: Copy>(what: &str, word: &str, known: &[(&str, T)]) -> PyResult<T> {
     if let Some((_, value)) = known.iter().find(|(name, _)| *name == word) {
         return Ok(*value);
     }
@@ -215,9 +215,10 @@ impl Worker<'_> {
     pub(crate) fn convert(self) -> PyResult<engine::WorkerSpec> {
         Ok(engine::WorkerSpec {
             argv: argv(&self.argv)?,
-            env: self
-                .env
-                .map_or_else(|| Ok(Vec::new()), |env| environment(&env, false))?,
+            env: match &self.env {
+                Some(env) => environment(env, false)?,
+                None => Vec::new(),
+            },
             cwd: c_path(self.cwd.as_ref(), "cwd")?,
             stdio: [
                 self.stdin.convert()?,
@@ -302,30 +303,18 @@ pub(crate) fn fork_server(
     let (env, odd) = base(py, env, env.is_none())?;
     let worker = engine::WorkerSpec {
         argv: argv(words)?,
-        env: Vec::new(),
         cwd: c_path(cwd, "cwd")?,
-        stdio: [engine::Stdio::Null, engine::Stdio::Null, engine::Stdio::Null],
         cpus: cpus.unwrap_or_default(),
         memory: memory(mempolicy)?,
-        foreground: false,
-        prefix: Vec::new(),
-        keep_fds: Vec::new(),
-        fork: None,
+        ..engine::WorkerSpec::default()
     };
     Ok(engine::LaunchSpec {
         workers: vec![worker],
         env,
-        inherits: false,
         odd,
         on_failure: engine::OnFailure::Report,
-        grace: Duration::ZERO,
-        lingers: false,
-        stays_open: false,
-        at_once: None,
-        signal_scope: engine::SignalScope::default(),
         binding: engine::Strictness::Wanted,
-        logs: engine::LogOptions::default(),
-        tells_signals: false,
+        ..engine::LaunchSpec::default()
     })
 }
 

@@ -3,22 +3,19 @@
 use std::ffi::{CString, OsString};
 use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use dsl_engine::Error;
 use dsl_engine::forkserver::warm::{self, Call, Detail, Door, Marks, Purpose, Request};
-use pyo3::exceptions::PyValueError;
+use dsl_engine::os::take_over;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::{os_error, to_python};
+use crate::error::Answer;
 use crate::fork::ForkLink;
-use crate::spec::seconds;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::lock;
+use crate::spec::{named, seconds};
 
 /// In what a command and a warm server have to agree.
 #[pyfunction]
@@ -51,47 +48,44 @@ pub(crate) fn is_in_job() -> bool {
 
 /// Listen at a new socket, and return the number of its descriptor.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any path")]
-pub(crate) fn warm_listen(folder: PathBuf, name: &str) -> PyResult<i32> {
-    warm::listen(&folder, name)
-        .map(IntoRawFd::into_raw_fd)
-        .map_err(os_error)
+pub(crate) fn warm_listen(folder: PathBuf, name: &str) -> Answer<i32> {
+    Ok(warm::listen(&folder, name)?.into_raw_fd())
 }
 
 /// Call a warm server, and return the number of the connection's descriptor.
 #[pyfunction]
-#[pyo3(signature = (folder, name, purpose, *, key = None, stay_s = 0.0, memory = 0))]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any path")]
-pub(crate) fn warm_call(
+pub(crate) fn warm_call(folder: PathBuf, name: &str, purpose: &str) -> Answer<i32> {
+    const PURPOSES: [(&str, Purpose); 2] = [("tell", Purpose::Tell), ("stop", Purpose::Stop)];
+    let request = Request::new(named("purpose", purpose, &PURPOSES)?);
+    Ok(warm::join(&folder, name, &request)?.into_raw_fd())
+}
+
+/// Ask a warm server to work or to stay, and return the numbers of the connections' descriptors.
+#[pyfunction]
+pub(crate) fn warm_join(
     folder: PathBuf,
     name: &str,
     purpose: &str,
-    key: Option<&[u8]>,
+    key: &[u8],
     stay_s: f64,
     memory: u64,
-) -> PyResult<i32> {
-    let purpose = match purpose {
-        "serve" => Purpose::Serve,
-        "hold" => Purpose::Hold,
-        "tell" => Purpose::Tell,
-        "stop" => Purpose::Stop,
-        other => return Err(PyValueError::new_err(format!("no such purpose: {other}"))),
-    };
+    workers: usize,
+) -> Answer<Vec<i32>> {
+    const PURPOSES: [(&str, Purpose); 2] = [("serve", Purpose::Serve), ("hold", Purpose::Hold)];
     let request = Request {
-        purpose,
-        key: key.unwrap_or_default().to_vec(),
+        key: key.to_vec(),
         stay: seconds(stay_s)?,
         memory,
+        ..Request::new(named("purpose", purpose, &PURPOSES)?)
     };
-    warm::join(&folder, name, &request)
-        .map(IntoRawFd::into_raw_fd)
-        .map_err(os_error)
+    let calls = warm::join_all(&folder, name, request, workers)?;
+    Ok(calls.into_iter().map(IntoRawFd::into_raw_fd).collect())
 }
 
 /// Wait for the answer to a call, and close the connection.
 #[pyfunction]
-pub(crate) fn warm_answer(py: Python<'_>, fd: i32, timeout_s: f64) -> PyResult<Option<Bound<'_, PyBytes>>> {
-    let call = dsl_engine::os::take_over(fd).map_err(os_error)?;
+pub(crate) fn warm_answer(py: Python<'_>, fd: i32, timeout_s: f64) -> Answer<Option<Bound<'_, PyBytes>>> {
+    let call = take_over(fd)?;
     let patience: Duration = seconds(timeout_s)?;
     let answer = py.detach(|| warm::ask(&call, patience));
     Ok(answer.map(|bytes| PyBytes::new(py, &bytes)))
@@ -121,7 +115,6 @@ impl FileMarks {
     }
 
     /// Mark these files as they are now.
-    #[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any list")]
     fn renew(&self, paths: Vec<PathBuf>) {
         lock(&self.0).renew(&paths);
     }
@@ -129,84 +122,100 @@ impl FileMarks {
 
 /// The socket of a warm server, in the server.
 #[pyclass(frozen, module = "dsl._core")]
-pub(crate) struct WarmDoor(Mutex<Door>);
+pub(crate) struct WarmDoor(Mutex<Option<Door>>);
+
+impl WarmDoor {
+    /// The door, unless this process is a branch, which has none.
+    fn with<T>(&self, ask: impl FnOnce(&mut Door) -> Result<T, Error>) -> Answer<T> {
+        Ok(lock(&self.0).as_mut().ok_or(Error::Forked).and_then(ask)?)
+    }
+}
 
 #[pymethods]
 impl WarmDoor {
     #[new]
-    #[expect(clippy::needless_pass_by_value, reason = "PyO3 makes it of any path")]
-    fn new(fd: i32, folder: PathBuf, name: &str, key: &[u8]) -> PyResult<Self> {
-        let door = Door::new(fd, &folder, name, key.to_vec()).map_err(to_python)?;
-        Ok(Self(Mutex::new(door)))
+    fn new(fd: i32, folder: PathBuf, name: &str, key: &[u8]) -> Answer<Self> {
+        let door = Door::new(fd, &folder, name, key.to_vec())?;
+        Ok(Self(Mutex::new(Some(door))))
     }
 
     /// Note the state that imports have left.
-    fn settle(&self) -> PyResult<()> {
-        lock(&self.0).settle().map_err(to_python)
+    fn settle(&self) -> Answer<()> {
+        self.with(Door::settle)
     }
 
     /// Take calls at once from now on, under this name; `about` says what the server is.
-    fn ready(&self, name: &str, about: &[u8]) {
-        let mut door = lock(&self.0);
-        door.set_about(about.to_vec());
-        door.rename(name);
+    fn ready(&self, name: &str, about: &[u8]) -> Answer<()> {
+        self.with(|door| {
+            door.ready(name, about.to_vec());
+            Ok(())
+        })
     }
 
     /// Take over a call, by the numbers of its descriptors.
-    fn adopt(&self, call: i32, request: i32, release: i32) -> PyResult<Option<WarmCall>> {
-        let call = lock(&self.0).adopt([call, request, release]).map_err(to_python)?;
+    fn adopt(&self, fds: Vec<i32>) -> Answer<Option<WarmCall>> {
+        let call = self.with(|door| door.adopt(&fds))?;
         Ok(call.map(WarmCall::new))
     }
 
     /// Stay until the program that has called hangs up.
-    fn hold(&self, call: &Bound<'_, WarmCall>) -> PyResult<()> {
+    fn hold(&self, call: &Bound<'_, WarmCall>) -> Answer<()> {
         let call = call.get().take()?;
-        lock(&self.0).hold(call).map_err(to_python)
+        self.with(|door| door.hold(call))
     }
 
     /// Stay until the program at the other end of a connection hangs up.
-    fn add_holder(&self, fd: i32) -> PyResult<()> {
-        let call = dsl_engine::os::take_over(fd).map_err(os_error)?;
-        lock(&self.0).add_holder(call).map_err(to_python)
+    fn add_holder(&self, fd: i32) -> Answer<()> {
+        let call = take_over(fd)?;
+        self.with(|door| door.add_holder(call))
     }
 
     /// Descriptors of copies of the connections with programs that want this server to stay.
-    fn holders(&self) -> PyResult<Vec<i32>> {
-        lock(&self.0).holders().map_err(to_python)
+    fn holders(&self) -> Answer<Vec<i32>> {
+        self.with(|door| door.holders())
     }
 
     /// Wait for a call; None: the server has to end.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<WarmCall>> {
-        let call = py.detach(|| lock(&self.0).next_call()).map_err(to_python)?;
+    fn next(&self, py: Python<'_>) -> Answer<Option<WarmCall>> {
+        let call = py.detach(|| self.with(Door::next_call))?;
         Ok(call.map(WarmCall::new))
     }
 
     /// Watch the branch that was forked for a call.
-    fn forked(&self, call: &Bound<'_, WarmCall>, pid: i32) -> PyResult<()> {
-        let call = call.get().take()?;
-        lock(&self.0).forked(call, pid).map_err(to_python)
+    fn forked(&self, call: &Bound<'_, WarmCall>, pid: i32) -> Answer<()> {
+        let mut call = lock(&call.get().0);
+        let forked = self.with(|door| door.forked(call.as_mut().ok_or(Error::Closed)?, pid));
+        // The server before this one waits until nobody holds a call that has its branches.
+        call.take_if(|call| !call.wants_branch());
+        forked
     }
 
     /// In a forked child: become the branch of a job.
-    fn enter(&self, call: &Bound<'_, WarmCall>) -> PyResult<ForkLink> {
+    fn enter(&self, call: &Bound<'_, WarmCall>) -> Answer<ForkLink> {
         let call = call.get().take()?;
-        lock(&self.0).enter(call).map(ForkLink::of).map_err(to_python)
+        let door = lock(&self.0)
+            .take_if(|door| door.is_copy())
+            .ok_or(Error::Forked)?;
+        Ok(ForkLink::of(door.enter(call)?))
     }
 
     /// In a forked child that becomes another server: take on the limits that this server was started with.
-    fn restore(&self) -> PyResult<()> {
-        lock(&self.0).restore().map_err(to_python)
+    fn restore(&self) -> Answer<()> {
+        self.with(|door| door.restore())
     }
 
     /// Take no more calls: another server takes the place of this one, and goes on with this call.
-    fn succeed(&self, pid: i32, call: &Bound<'_, WarmCall>) -> PyResult<()> {
+    fn succeed(&self, pid: i32, call: &Bound<'_, WarmCall>) -> Answer<()> {
         let call = call.get().take()?;
-        lock(&self.0).succeed(pid, call).map_err(to_python)
+        self.with(|door| door.succeed(pid, call))
     }
 
     /// Take no more calls.
-    fn close(&self) {
-        lock(&self.0).close();
+    fn close(&self) -> Answer<()> {
+        self.with(|door| {
+            door.close();
+            Ok(())
+        })
     }
 }
 
@@ -219,44 +228,41 @@ impl WarmCall {
         Self(Mutex::new(Some(call)))
     }
 
-    fn take(&self) -> PyResult<Call> {
-        lock(&self.0).take().ok_or_else(|| to_python(Error::Closed))
+    fn take(&self) -> Answer<Call> {
+        Ok(lock(&self.0).take().ok_or(Error::Closed)?)
     }
 
-    fn with<T>(&self, ask: impl FnOnce(&mut Call) -> T) -> PyResult<T> {
-        lock(&self.0)
-            .as_mut()
-            .map(ask)
-            .ok_or_else(|| to_python(Error::Closed))
+    fn with<T>(&self, ask: impl FnOnce(&mut Call) -> T) -> Answer<T> {
+        Ok(lock(&self.0).as_mut().map(ask).ok_or(Error::Closed)?)
     }
 }
 
 #[pymethods]
 impl WarmCall {
-    /// Whether a job wants workers; else the caller only wants the server to stay.
+    /// Whether a branch is still to be forked for it; never if the caller only wants the server to stay.
     #[getter]
-    fn is_job(&self) -> PyResult<bool> {
-        self.with(|call| call.request.purpose == Purpose::Serve)
+    fn wants_branch(&self) -> bool {
+        lock(&self.0).as_ref().is_some_and(Call::wants_branch)
     }
 
     /// How many bytes of memory all warm servers of the user may use.
     #[getter]
-    fn memory(&self) -> PyResult<u64> {
+    fn memory(&self) -> Answer<u64> {
         self.with(|call| call.request.memory)
     }
 
     /// Tell the caller why it gets nothing.
-    fn refuse(&self, why: &str) -> PyResult<()> {
+    fn refuse(&self, why: &str) -> Answer<()> {
         self.with(|call| call.refuse(why))
     }
 
     /// Tell the engine that the imports begin anew.
-    fn defer(&self) -> PyResult<()> {
+    fn defer(&self) -> Answer<()> {
         self.with(|call| call.defer())
     }
 
-    /// Descriptors of copies of the connection and of the request, and of what ends the wait of this server.
-    fn pass_on(&self) -> PyResult<[i32; 3]> {
-        self.with(Call::pass_on)?.map_err(to_python)
+    /// Descriptors for another server: of the request, of what ends the wait of this server, and of the connections.
+    fn pass_on(&self) -> Answer<Vec<i32>> {
+        Ok(self.with(Call::pass_on)??)
     }
 }

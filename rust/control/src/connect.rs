@@ -21,23 +21,18 @@ const SLICE: Duration = Duration::from_millis(200);
 
 /// Why a head was not reached.
 #[derive(Debug, Error, PartialEq)]
+#[expect(missing_docs, reason = "each message says what it is about")]
 pub enum ConnectError {
-    /// Not `HOST:PORT`.
     #[error("{0:?} is no address: HOST:PORT, and an IPv6 address in brackets")]
     Address(String),
-    /// No address at all.
     #[error("the head of the job has no address")]
     NoAddress,
-    /// Nobody has answered in time.
     #[error("the head of the job cannot be reached within {time}: {1}", time = seconds(*.0))]
     Timeout(Duration, String),
-    /// The head has said that the keys do not fit.
     #[error("{0} refuses this node: {1}")]
     Refused(String, &'static str),
-    /// The key has a wrong length, or the kernel gives no random bytes.
     #[error("{0}")]
     Session(String),
-    /// The caller has asked for the end.
     #[error("interrupted")]
     Interrupted,
 }
@@ -291,12 +286,8 @@ fn wait(attempts: &mut [Attempt<'_>], deadline: Instant) -> Result<Option<Secure
             whose.push(at);
         }
     }
-    let timeout = Timespec {
-        tv_sec: 0,
-        tv_nsec: i64::from(left.subsec_nanos()),
-    };
     // Interrupted or not, the loop looks again.
-    let _ = poll(&mut polled, Some(&timeout));
+    let _ = poll(&mut polled, Timespec::try_from(left).ok().as_ref());
     let ready: Vec<usize> = whose
         .iter()
         .zip(&polled)

@@ -25,18 +25,14 @@ pub struct Leave {
 #[derive(Debug, Clone, Copy)]
 pub struct Treasury {
     limit: usize,
-    granted: usize,
+    /// Bytes that are granted and not written yet.
+    pub granted: usize,
 }
 
 impl Treasury {
     /// `limit`: see [`OUTPUT_BYTES`].
     pub fn new(limit: usize) -> Self {
         Self { limit, granted: 0 }
-    }
-
-    /// Bytes that are granted and not written yet.
-    pub fn granted(&self) -> usize {
-        self.granted
     }
 
     /// Lets an agent, one of `agents`, send more: up to `most`, its share, and what is free. Returns how many bytes.
@@ -114,12 +110,12 @@ mod tests {
                 OUTPUT_BYTES * 9 / 10 < held && held <= OUTPUT_BYTES,
                 "{count}: {held}"
             );
-            assert_eq!(held, treasury.granted());
+            assert_eq!(held, treasury.granted);
             for leave in &mut leaves {
                 assert_eq!(leave.left, leave.outstanding);
                 treasury.take_back(leave);
             }
-            assert_eq!(treasury.granted(), 0);
+            assert_eq!(treasury.granted, 0);
         }
     }
 
@@ -131,7 +127,7 @@ mod tests {
             treasury.grant(&mut leave, FIRST_WINDOW, 16);
             assert!(leave.left >= LEAST_WINDOW);
         }
-        assert!(treasury.granted() <= OUTPUT_BYTES + MANY * LEAST_WINDOW);
+        assert!(treasury.granted <= OUTPUT_BYTES + MANY * LEAST_WINDOW);
     }
 
     #[test]
@@ -144,7 +140,7 @@ mod tests {
             assert!(Treasury::take(&mut leave, size));
             treasury.take_back(&mut leave);
         }
-        assert!(treasury.granted() <= OUTPUT_BYTES + MANY * LEAST_WINDOW);
+        assert!(treasury.granted <= OUTPUT_BYTES + MANY * LEAST_WINDOW);
     }
 
     #[test]

@@ -6,11 +6,13 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dsl_engine::poller::Poller;
+use dsl_engine::ports::listen_at;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 
 use crate::connect::why_refused;
@@ -56,7 +58,7 @@ impl Caller {
     fn socket(&self) -> &TcpStream {
         match &self.state {
             State::Clear(socket) => socket,
-            State::Secure(Stream::Secure(stream), _) => stream.socket(),
+            State::Secure(Stream::Secure(stream), _) => &stream.socket,
             State::Secure(Stream::Plain(_), _) => unreachable!("callers come by TCP"),
         }
     }
@@ -85,6 +87,8 @@ enum Next {
 
 /// The keys, the ports and the callers.
 pub(crate) struct Door {
+    shared: Arc<Shared>,
+    poller: Arc<Poller>,
     listeners: Vec<Listener>,
     callers: HashMap<u64, Caller>,
     strangers: Strangers,
@@ -96,8 +100,10 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, poller: Arc<Poller>) -> Self {
         Self {
+            shared,
+            poller,
             listeners: Vec::new(),
             callers: HashMap::new(),
             strangers: Strangers::new(HANDSHAKE),
@@ -109,14 +115,14 @@ impl Door {
     }
 
     /// Begins to accept connections.
-    pub(crate) fn open(&mut self, listener: Listener, poller: &Poller) {
+    pub(crate) fn open(&mut self, listener: Listener) {
         // Fails only without memory. Then no agent can connect, and each agent says so.
-        let _ = poller.watch(&listener.socket, token(listener.id, LISTENER));
+        let _ = self.poller.watch(&listener.socket, token(listener.id, LISTENER));
         self.listeners.push(listener);
     }
 
     /// Closes a port, with the connections of its callers.
-    pub(crate) fn shut(&mut self, port: u16, poller: &Poller) {
+    pub(crate) fn shut(&mut self, port: u16) {
         let theirs: Vec<u64> = self
             .callers
             .iter()
@@ -124,33 +130,31 @@ impl Door {
             .map(|(id, _)| *id)
             .collect();
         for id in theirs {
-            self.drop(id, poller);
+            self.drop(id);
         }
         self.listeners.retain(|one| {
             if one.port == port {
-                poller.forget(&one.socket);
+                self.poller.forget(&one.socket);
             }
             one.port != port
         });
     }
 
     /// Closes all ports.
-    pub(crate) fn close(&mut self, poller: &Poller) {
+    pub(crate) fn close(&mut self) {
         let ports: Vec<u16> = self.listeners.iter().map(|one| one.port).collect();
         for port in ports {
-            self.shut(port, poller);
+            self.shut(port);
         }
     }
 
-    /// Takes the key of a place, or of all, and goes on with the callers that waited for it.
-    pub(crate) fn expect(
-        &mut self,
-        place: Option<u32>,
-        key: Vec<u8>,
-        count: usize,
-        shared: &Shared,
-        poller: &Poller,
-    ) {
+    /// Takes the key of a place, or of all, and goes on with the callers that waited for it. Without a key (empty)
+    /// callers wait: those of an agent that is started again would be judged by the key of the last one.
+    pub(crate) fn expect(&mut self, place: Option<u32>, key: Vec<u8>, count: usize) {
+        if key.is_empty() {
+            self.keys.remove(&place);
+            return;
+        }
         self.keys.insert(place, (key, count));
         let waiting: Vec<u64> = self
             .callers
@@ -160,7 +164,7 @@ impl Door {
             .collect();
         for id in waiting {
             let next = self.answer(id);
-            self.obey(id, &next, shared, poller);
+            self.obey(id, &next);
         }
     }
 
@@ -170,20 +174,20 @@ impl Door {
     }
 
     /// Refuses the callers that have taken too long, and accepts again after a pause.
-    pub(crate) fn expire(&mut self, now: Instant, shared: &Shared, poller: &Poller) {
+    pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(id) = self.strangers.expired(now) {
-            self.obey(id, &Next::Refuse, shared, poller);
+            self.obey(id, &Next::Refuse);
         }
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
             for one in &self.listeners {
-                let _ = poller.watch(&one.socket, token(one.id, LISTENER));
+                let _ = self.poller.watch(&one.socket, token(one.id, LISTENER));
             }
         }
     }
 
     /// Accepts connections at a port; returns those that have something to say at once.
-    pub(crate) fn accept(&mut self, listener: u64, shared: &Shared, poller: &Poller) -> Vec<u64> {
+    pub(crate) fn accept(&mut self, listener: u64) -> Vec<u64> {
         let mut accepted = Vec::new();
         for _ in 0..ACCEPTS {
             let Some(one) = self.listeners.iter().find(|one| one.id == listener) else {
@@ -191,8 +195,8 @@ impl Door {
             };
             match one.accept() {
                 Ok((socket, origin)) => {
-                    let id = shared.new_id();
-                    if poller.watch(&socket, token(id, CALLER)).is_err() {
+                    let id = self.shared.new_id();
+                    if self.poller.watch(&socket, token(id, CALLER)).is_err() {
                         continue;
                     }
                     let caller = Caller {
@@ -208,7 +212,7 @@ impl Door {
                 Err(error) => {
                     let errno = Errno::from_io_error(&error);
                     if let Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) = errno {
-                        self.make_room(&error, shared, poller);
+                        self.make_room(&error);
                     }
                     break;
                 }
@@ -218,9 +222,9 @@ impl Door {
     }
 
     /// Refuses callers that are too many.
-    pub(crate) fn thin_out(&mut self, shared: &Shared, poller: &Poller) {
+    pub(crate) fn thin_out(&mut self) {
         while let Some(id) = self.strangers.too_many(self.most()) {
-            self.obey(id, &Next::Refuse, shared, poller);
+            self.obey(id, &Next::Refuse);
         }
     }
 
@@ -230,29 +234,23 @@ impl Door {
     }
 
     /// Frees a descriptor for the next caller, or pauses: no descriptor is left to accept it.
-    fn make_room(&mut self, error: &std::io::Error, shared: &Shared, poller: &Poller) {
+    fn make_room(&mut self, error: &std::io::Error) {
         if let Some(id) = self.strangers.least_welcome() {
-            self.obey(id, &Next::Refuse, shared, poller);
+            self.obey(id, &Next::Refuse);
             return;
         }
         let why = words(error);
-        shared.inbox.put(News::Warning(format!(
+        self.shared.inbox.put(News::Warning(format!(
             "an agent that connects cannot be served ({why}): raise the limit of open files (ulimit -n)"
         )));
         for one in &self.listeners {
-            poller.forget(&one.socket);
+            self.poller.forget(&one.socket);
         }
         self.paused_until = Some(Instant::now() + PAUSE);
     }
 
     /// Reads from a caller. Returns the caller when it has shown that it knows the key.
-    pub(crate) fn read(
-        &mut self,
-        id: u64,
-        scratch: &mut Scratch,
-        shared: &Shared,
-        poller: &Poller,
-    ) -> Option<Admitted> {
+    pub(crate) fn read(&mut self, id: u64, scratch: &mut Scratch) -> Option<Admitted> {
         let next = match self.callers.get_mut(&id)? {
             Caller {
                 state: State::Secure(stream, data),
@@ -264,12 +262,12 @@ impl Door {
             },
         };
         if !matches!(next, Next::Admit) {
-            self.obey(id, &next, shared, poller);
+            self.obey(id, &next);
             return None;
         }
         self.strangers.leave(id);
         let caller = self.callers.remove(&id)?;
-        poller.forget(caller.socket());
+        self.poller.forget(caller.socket());
         let State::Secure(mut stream, data) = caller.state else {
             return None;
         };
@@ -327,14 +325,14 @@ impl Door {
         }
     }
 
-    fn obey(&mut self, id: u64, next: &Next, shared: &Shared, poller: &Poller) {
+    fn obey(&mut self, id: u64, next: &Next) {
         match next {
             Next::Wait | Next::Admit => {}
             Next::Drop => {
-                self.drop(id, poller);
+                self.drop(id);
             }
             Next::Refuse => {
-                if let Some(caller) = self.drop(id, poller) {
+                if let Some(caller) = self.drop(id) {
                     let is_torch = caller.data.starts_with(TORCH_STORE);
                     let (host, port) = (caller.origin.ip(), caller.origin.port);
                     let text = is_torch.then(|| {
@@ -343,7 +341,7 @@ impl Door {
                              a worker of torch"
                         )
                     });
-                    self.warn_of(&caller.origin, text, shared);
+                    self.warn_of(&caller.origin, text);
                 }
             }
             Next::TurnAway(reason) => {
@@ -358,23 +356,23 @@ impl Door {
                     let (host, why) = (origin.ip(), why_refused(*reason).0);
                     text = Some(format!("a node at {host} was refused: {why}"));
                 }
-                self.drop(id, poller);
-                self.warn_of(&origin, text, shared);
+                self.drop(id);
+                self.warn_of(&origin, text);
             }
         }
     }
 
     /// Ends a connection so that the kernel keeps nothing of it: a worker may need the port soon.
-    fn drop(&mut self, id: u64, poller: &Poller) -> Option<Caller> {
+    fn drop(&mut self, id: u64) -> Option<Caller> {
         self.strangers.leave(id);
         let caller = self.callers.remove(&id)?;
-        poller.forget(caller.socket());
+        self.poller.forget(caller.socket());
         let _ = sockopt::set_socket_linger(caller.socket(), Some(Duration::ZERO));
         Some(caller)
     }
 
     /// Warns the user of a stranger, of strangers of one kind only once.
-    pub(crate) fn warn_of(&mut self, origin: &Origin, text: Option<String>, shared: &Shared) {
+    pub(crate) fn warn_of(&mut self, origin: &Origin, text: Option<String>) {
         let is_first = !std::mem::replace(&mut self.has_refused, true);
         if text.is_none() && origin.has_fixed_places() && !is_first {
             return;
@@ -389,7 +387,7 @@ impl Door {
             format!("a stranger at {from} connected to port {port} of this job and was refused")
         });
         if self.warnings.len() < MOST_WARNINGS && self.warnings.insert(text.clone()) {
-            shared.inbox.put(News::Warning(text));
+            self.shared.inbox.put(News::Warning(text));
         }
     }
 }
@@ -462,8 +460,9 @@ impl Listener {
         };
         let mut problem: Option<Errno> = None;
         for place in places {
-            match listen(SocketAddr::new(place, port)) {
+            match listen_at(SocketAddr::new(place, port), BACKLOG) {
                 Ok(socket) => {
+                    socket.set_nonblocking(true)?;
                     let port = socket.local_addr()?.port();
                     return Ok(Self {
                         id,
@@ -489,20 +488,4 @@ impl Listener {
         };
         Ok((socket, origin))
     }
-}
-
-fn listen(address: SocketAddr) -> Result<TcpListener, Errno> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if family == AddressFamily::INET6 {
-        sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
-    }
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
 }

@@ -55,7 +55,7 @@ pub struct Sample {
 }
 
 /// What all threads may know of a link and do with it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Face {
     pub(crate) id: u64,
     /// Name of the other side, as the user knows it.
@@ -91,13 +91,7 @@ impl Face {
             origin,
             own_address,
             place: AtomicI64::new(place),
-            is_lost: AtomicBool::new(false),
-            is_closing: AtomicBool::new(false),
-            is_paused: AtomicBool::new(false),
-            is_called: AtomicBool::new(false),
-            unread: AtomicUsize::new(0),
-            outbox: Mutex::default(),
-            samples: Mutex::default(),
+            ..Self::default()
         }
     }
 

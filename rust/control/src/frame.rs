@@ -18,10 +18,14 @@ const OUTPUT: u8 = 4;
 const CREDIT: u8 = 5;
 
 const HEAD_LEN: usize = 5;
+/// Bytes before the data of an output frame.
+pub const OUTPUT_HEAD_LEN: usize = HEAD_LEN + 1;
 /// In the first byte of output: the rest of the last line follows at once.
 const GOES_ON: u8 = 0x80;
 /// A longer buffer is not kept while it is empty.
 const KEPT_BYTES: usize = 4 << 10;
+/// Most memory that the other side gets for a frame before its bytes have come.
+const RESERVED_BYTES: usize = 64 << 10;
 
 /// Nothing more can be read from a connection; why, in words that follow the name of the other side.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,19 +96,16 @@ impl Frame<'_> {
                 data,
                 goes_on,
             } => {
-                let stream = if *console == Console::Stderr { 2 } else { 1 };
-                out.push(stream | if *goes_on { GOES_ON } else { 0 });
+                out.push(0);
                 out.extend_from_slice(data);
-                OUTPUT
+                return output_frame(out, *console, *goes_on);
             }
             Self::Credit(count) => {
                 put(&mut out, &[*count]);
                 CREDIT
             }
         };
-        let length = (out.len() - HEAD_LEN) as u32;
-        out[..4].copy_from_slice(&length.to_be_bytes());
-        out[4] = kind;
+        finish(&mut out, kind);
         out
     }
 
@@ -128,6 +129,20 @@ impl Frame<'_> {
             _ => return Err(no_kind(kind)),
         })
     }
+}
+
+/// The frame of output whose data are already behind [`OUTPUT_HEAD_LEN`] bytes of any value.
+pub fn output_frame(mut bytes: Vec<u8>, console: Console, goes_on: bool) -> Vec<u8> {
+    let stream = if console == Console::Stderr { 2 } else { 1 };
+    bytes[HEAD_LEN] = stream | if goes_on { GOES_ON } else { 0 };
+    finish(&mut bytes, OUTPUT);
+    bytes
+}
+
+fn finish(bytes: &mut [u8], kind: u8) {
+    let length = (bytes.len() - HEAD_LEN) as u32;
+    bytes[..4].copy_from_slice(&length.to_be_bytes());
+    bytes[4] = kind;
 }
 
 fn read_output(payload: &[u8]) -> Result<Frame<'_>, Damaged> {
@@ -168,6 +183,7 @@ fn numbers<const COUNT: usize>(payload: &[u8]) -> Result<[u64; COUNT], Damaged> 
 #[derive(Debug)]
 pub struct Parser {
     longest: usize,
+    /// The beginning of a frame that is not complete yet.
     held: Vec<u8>,
 }
 
@@ -178,11 +194,6 @@ impl Parser {
             longest,
             held: Vec::new(),
         }
-    }
-
-    /// Bytes of a frame that is not complete yet.
-    pub fn held(&self) -> usize {
-        self.held.len()
     }
 
     /// Takes bytes, and calls `hear` with each frame that they complete. After an error nothing can be read any more.
@@ -211,7 +222,13 @@ impl Parser {
             }
         }
         let (at, result) = self.parse(data, &mut hear);
-        self.held.extend_from_slice(&data[at..]);
+        let begun = &data[at..];
+        if !begun.is_empty() {
+            // Nothing is held here: so the frame is put together without growing step by step.
+            let missing = self.missing(begun).min(RESERVED_BYTES);
+            self.held.reserve_exact(begun.len() + missing);
+            self.held.extend_from_slice(begun);
+        }
         result
     }
 

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsl_engine::os::spawn_quiet;
+use dsl_engine::poller::poll_once;
 use dsl_engine::{Error, Recent};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use thiserror::Error;
 
 use crate::door::Listener;
@@ -239,8 +240,7 @@ impl Hub {
 
     /// A head: the last output of agents that was shown where stderr is shown.
     pub fn recent(&self) -> Vec<u8> {
-        let kept = |recent: &Recent| recent.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.shared.recent.get().map(kept).unwrap_or_default()
+        self.shared.recent.get().map(Recent::to_vec).unwrap_or_default()
     }
 
     /// A head: from now on a socket gets the output of agents, too; see [`dsl_engine::Tee::add`].
@@ -370,11 +370,7 @@ fn wait(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let slice = left.min(SLICE);
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: i64::from(slice.subsec_nanos()),
-        };
-        if poll(&mut [PollFd::new(&fd, flags)], Some(&timeout)).is_ok_and(|count| count > 0) {
+        if poll_once(&[fd], flags, Some(slice)) == Ok(true) {
             return Ok(());
         }
         if left.is_zero() {

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use dsl_engine::poller::{Interest, Poller};
+use dsl_engine::poller::{Interest, Poller, poll_once};
 use dsl_engine::{Bell, Display, Error, Recent, Tee};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::credit::{FIRST_WINDOW, Leave, OUTPUT_BYTES, PIECE_COST, Treasury};
 use crate::face::{Count, Counted, Face, Sample};
-use crate::frame::{Damaged, Frame, LONGEST, Parser, Ping, Pong};
+use crate::frame::{Damaged, Frame, LONGEST, OUTPUT_HEAD_LEN, Parser, Ping, Pong};
 use crate::inbox::{Inbox, News};
 use crate::loss::{Fault, Loss};
 use crate::stream::{Scratch, Stream, Taken};
@@ -203,8 +203,9 @@ impl Link {
         self.face.outbox().ping();
     }
 
-    /// Queues output for the head.
-    pub(crate) fn queue_output(&mut self, frame: &Frame<'_>, count: usize) {
+    /// Queues a frame of output for the head.
+    pub(crate) fn queue_output(&mut self, frame: Vec<u8>) {
+        let count = frame.len() - OUTPUT_HEAD_LEN;
         self.face.outbox().output(frame);
         self.credit = self.credit.saturating_sub(count + PIECE_COST);
     }
@@ -299,7 +300,7 @@ impl Link {
                     return Err(Damaged("has sent more output than it has leave for".into()).into());
                 }
                 house.shared.unshown.add();
-                display.put(self.face.id, *console, data.to_vec(), *goes_on);
+                display.put(self.face.id, *console, data, *goes_on);
             }
         }
         Ok(())
@@ -324,7 +325,7 @@ pub(crate) fn flush(link: &mut Link, poller: &Poller) -> Result<bool, Fault> {
         return Ok(true);
     }
     let waits = link.flush()?;
-    if waits && link.face.outbox().message_bytes() > QUEUE_BYTES {
+    if waits && link.face.outbox().message_bytes > QUEUE_BYTES {
         return Err(Fault::Said(Loss::new("stuck", "does not read what it is sent")));
     }
     aim(link, waits, poller)?;
@@ -392,5 +393,5 @@ pub(crate) fn is_write_end_broken(link: &Link) -> bool {
 
 /// Whether something can be done with a descriptor now, or it is broken.
 fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
-    poll(&mut [PollFd::new(&fd, flags)], Some(&Timespec::default())) == Ok(1)
+    poll_once(&[fd], flags, Some(Duration::ZERO)) == Ok(true)
 }

@@ -4,17 +4,19 @@ use std::collections::VecDeque;
 
 use crate::frame::{Frame, Ping, Pong};
 
-/// Bytes that are sent at once.
-const CHUNK: usize = 128 << 10;
+/// Frames that are longer together are sent one by one: to copy them costs more than to send them.
+const CHUNK: usize = 16 << 10;
 
 /// Messages go before output. However often the other side asks, it is owed one answer and one sum of leave: a peer
 /// that reads nothing cannot pile them up here.
 #[derive(Debug, Default)]
 pub struct Outbox {
     messages: VecDeque<Vec<u8>>,
-    message_bytes: usize,
+    /// Bytes of messages that wait.
+    pub message_bytes: usize,
     output: VecDeque<Vec<u8>>,
-    output_bytes: usize,
+    /// Bytes of output that wait.
+    pub output_bytes: usize,
     pong: Option<Pong>,
     is_ping_due: bool,
     owed: u64,
@@ -31,23 +33,12 @@ impl Outbox {
         }
     }
 
-    /// Bytes of messages that wait.
-    pub fn message_bytes(&self) -> usize {
-        self.message_bytes
-    }
-
-    /// Queues output.
-    pub fn output(&mut self, frame: &Frame<'_>) {
+    /// Queues a frame of output.
+    pub fn output(&mut self, bytes: Vec<u8>) {
         if !self.is_shut {
-            let bytes = frame.to_bytes();
             self.output_bytes += bytes.len();
             self.output.push_back(bytes);
         }
-    }
-
-    /// Bytes of output that wait.
-    pub fn output_bytes(&self) -> usize {
-        self.output_bytes
     }
 
     /// Answers the last heartbeat.
@@ -79,7 +70,7 @@ impl Outbox {
         };
     }
 
-    /// Frames to write at once; empty: nothing waits. `now` is asked for the times of a heartbeat.
+    /// Frames to write at once: several short ones, or one; empty: nothing waits. `now` is asked for the times of a heartbeat.
     pub fn next_chunk(&mut self, now: impl FnOnce() -> Ping) -> Vec<u8> {
         let mut chunk = Vec::new();
         if let Some(pong) = self.pong.take() {
@@ -91,28 +82,28 @@ impl Outbox {
         if self.owed > 0 {
             chunk.extend(Frame::Credit(std::mem::take(&mut self.owed)).to_bytes());
         }
-        while chunk.len() < CHUNK
-            && let Some(frame) = self.messages.pop_front()
-        {
-            self.message_bytes -= frame.len();
-            append(&mut chunk, frame);
-        }
-        while chunk.len() < CHUNK
-            && let Some(frame) = self.output.pop_front()
-        {
-            self.output_bytes -= frame.len();
-            append(&mut chunk, frame);
+        self.message_bytes -= append(&mut chunk, &mut self.messages);
+        if self.messages.is_empty() {
+            self.output_bytes -= append(&mut chunk, &mut self.output);
         }
         chunk
     }
 }
 
-fn append(chunk: &mut Vec<u8>, frame: Vec<u8>) {
+/// Moves frames to a chunk, as many as it takes; returns how many bytes.
+fn append(chunk: &mut Vec<u8>, frames: &mut VecDeque<Vec<u8>>) -> usize {
+    let before = chunk.len();
     if chunk.is_empty() {
-        *chunk = frame;
-    } else {
+        *chunk = frames.pop_front().unwrap_or_default();
+    }
+    while frames
+        .front()
+        .is_some_and(|frame| chunk.len() + frame.len() <= CHUNK)
+        && let Some(frame) = frames.pop_front()
+    {
         chunk.extend_from_slice(&frame);
     }
+    chunk.len() - before
 }
 
 #[cfg(test)]
@@ -164,10 +155,10 @@ mod tests {
             data: b"x",
             goes_on: false,
         };
-        outbox.output(&output);
+        outbox.output(output.to_bytes());
         outbox.message(b"one");
         outbox.message(b"three");
-        assert_eq!(outbox.message_bytes(), 5 + 3 + 5 + 5);
+        assert_eq!(outbox.message_bytes, 5 + 3 + 5 + 5);
         let found = frames(&mut outbox);
         let expected = [
             format!("{:?}", Frame::Message(b"one")),
@@ -175,7 +166,26 @@ mod tests {
             format!("{output:?}"),
         ];
         assert_eq!(found, expected);
-        assert_eq!((outbox.message_bytes(), outbox.output_bytes()), (0, 0));
+        assert_eq!((outbox.message_bytes, outbox.output_bytes), (0, 0));
+    }
+
+    #[test]
+    fn short_frames_go_together_and_a_long_frame_goes_as_it_stands() {
+        let data = vec![b'x'; 40_000];
+        let mut outbox = Outbox::default();
+        let output = |length: usize| Frame::Output {
+            console: Console::Stdout,
+            data: &data[..length],
+            goes_on: false,
+        };
+        outbox.message(b"one");
+        outbox.output(output(10).to_bytes());
+        outbox.output(output(20).to_bytes());
+        outbox.output(output(40_000).to_bytes());
+        outbox.output(output(30).to_bytes());
+        let mut next = || outbox.next_chunk(|| Ping { sent: 1, real: 2 }).len();
+        assert_eq!([next(), next(), next(), next()], [8 + 16 + 26, 40_006, 36, 0]);
+        assert_eq!(outbox.output_bytes, 0);
     }
 
     #[test]

@@ -8,19 +8,23 @@ use std::os::fd::OwnedFd;
 
 use dsl_engine::relayed::{self, SIGN};
 use dsl_engine::spec::Console;
+use memchr::{memchr, memrchr};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
+use rustix::pipe::fcntl_setpipe_size;
 
 use crate::credit::PIECE_COST;
-use crate::frame::Frame;
+use crate::frame::{OUTPUT_HEAD_LEN, output_frame};
 use crate::link::Link;
+use crate::stream::PIPE_BYTES;
 
 /// Most bytes that are read at once.
 const READ: usize = 64 << 10;
 /// A longer line is sent in pieces of this size, or smaller ones if the head allows less.
 const PIECE: usize = 16 << 10;
-/// Bytes of frames that may wait for the connection. The rest waits in the pipe, and then the workers wait.
-const BACKLOG: usize = 256 << 10;
+/// We read nothing while frames of this size wait for the connection. The rest waits in the pipe, and then the workers
+/// wait.
+const BACKLOG: usize = 128 << 10;
 
 /// Credit to keep back: the cost of the frames of one reading, and of the tails of both pipes.
 fn reserve(credit: usize) -> usize {
@@ -31,7 +35,8 @@ fn reserve(credit: usize) -> usize {
 pub(crate) struct Pipe {
     pub(crate) fd: OwnedFd,
     console: Console,
-    tail: Vec<u8>,
+    /// The incomplete line, behind room for the head of a frame: what is read comes behind it and is sent as it stands.
+    held: Vec<u8>,
     /// Bytes in the pipe that a drain waits for.
     pub(crate) owed: usize,
     /// Whether its last write end is closed.
@@ -41,14 +46,24 @@ pub(crate) struct Pipe {
     pub(crate) is_watched: bool,
 }
 
+/// A frame that has got no data yet: room for its head, and these bytes.
+fn begun(data: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(OUTPUT_HEAD_LEN + data.len());
+    bytes.resize(OUTPUT_HEAD_LEN, 0);
+    bytes.extend_from_slice(data);
+    bytes
+}
+
 impl Pipe {
     fn new(fd: OwnedFd, console: Console) -> Result<Self, Errno> {
         let flags = fcntl_getfl(&fd)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        // A user who has many pipes may get no more.
+        let _ = fcntl_setpipe_size(&fd, PIPE_BYTES);
         Ok(Self {
             fd,
             console,
-            tail: Vec::new(),
+            held: begun(&[]),
             owed: 0,
             is_ended: false,
             is_begun: false,
@@ -61,54 +76,71 @@ impl Pipe {
         self.owed = ioctl_fionread(&self.fd).unwrap_or(0) as usize;
     }
 
-    /// `begins`: the rest of the line follows in the next frames.
-    fn send(&mut self, link: &mut Link, data: &[u8], begins: bool) {
-        let plain;
-        let data = if data.contains(&SIGN) {
-            plain = relayed::unmarked(data);
-            &plain[..]
-        } else {
-            data
+    /// The incomplete line.
+    fn tail(&self) -> &[u8] {
+        &self.held[OUTPUT_HEAD_LEN..]
+    }
+
+    /// Reads up to `room` bytes behind the incomplete line; returns how many, and where they begin.
+    fn read(&mut self, room: usize) -> Result<(usize, usize), Errno> {
+        let begin = self.held.len();
+        self.held.resize(begin + room, 0);
+        let result = rustix::io::read(&self.fd, &mut self.held[begin..]);
+        self.held.truncate(begin + *result.as_ref().unwrap_or(&0));
+        Ok((result?, begin))
+    }
+
+    /// `bytes`: data behind room for the head of a frame. `begins`: the rest of the line follows in the next frames.
+    fn send(&mut self, link: &mut Link, bytes: Vec<u8>, begins: bool) {
+        let data = &bytes[OUTPUT_HEAD_LEN..];
+        let bytes = match memchr(SIGN, data) {
+            Some(_) => begun(&relayed::unmarked(data)),
+            None => bytes,
         };
-        if !data.is_empty() || self.is_begun {
-            let frame = Frame::Output {
-                console: self.console,
-                data,
-                goes_on: begins,
-            };
-            link.queue_output(&frame, data.len());
+        if bytes.len() > OUTPUT_HEAD_LEN || self.is_begun {
+            link.queue_output(output_frame(bytes, self.console, begins));
             self.is_begun = begins;
         }
     }
 
     /// Sends an incomplete line as it is: its rest never comes, or we do not wait for the rest.
     pub(crate) fn flush(&mut self, link: Option<&mut Link>) {
-        let tail = std::mem::take(&mut self.tail);
+        let tail = std::mem::replace(&mut self.held, begun(&[]));
         if let Some(link) = link {
-            self.send(link, &tail, false);
+            self.send(link, tail, false);
         }
     }
 
-    /// Queues the whole lines of what has come, and long pieces of a line that is not finished.
-    fn pass(&mut self, link: &mut Link, read: &[u8]) {
-        let mut data = std::mem::take(&mut self.tail);
-        data.extend_from_slice(read);
-        let lines = data
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |end| end + 1);
-        let cut = lines + relayed::last_unfinished(&data[lines..]).unwrap_or(0);
-        if cut > 0 {
-            self.send(link, &data[..cut], false);
+    /// Queues the whole lines of what has come, and long pieces of a line that is not finished. `begin`: where the
+    /// bytes begin that are new.
+    fn pass(&mut self, link: &mut Link, begin: usize) {
+        let mut bytes = std::mem::take(&mut self.held);
+        let lines = memrchr(b'\n', &bytes[begin..]).map_or(OUTPUT_HEAD_LEN, |end| begin + end + 1);
+        let cut = lines + relayed::last_unfinished(&bytes[lines..]).unwrap_or(0);
+        let mut rest = begun(&bytes[cut..]);
+        if cut > OUTPUT_HEAD_LEN {
+            bytes.truncate(cut);
+            self.send(link, bytes, false);
         }
-        let mut rest = &data[cut..];
         // Leave bytes for a last piece, which tells the head that it is the last.
-        while rest.len() > PIECE {
-            let end = PIECE - usize::from(cuts_mark(rest, PIECE));
-            self.send(link, &rest[..end], true);
-            rest = &rest[end..];
+        while rest.len() > OUTPUT_HEAD_LEN + PIECE {
+            let end = OUTPUT_HEAD_LEN + PIECE;
+            let end = end - usize::from(cuts_mark(&rest, end));
+            let after = begun(&rest[end..]);
+            rest.truncate(end);
+            self.send(link, rest, true);
+            rest = after;
         }
-        self.tail = rest.to_vec();
+        self.held = rest;
+    }
+
+    /// Sends the start of a line whose rest is not there, and keeps what may be the first byte of a mark.
+    fn begin_line(&mut self, link: &mut Link) {
+        let end = self.held.len() - usize::from(self.tail().ends_with(&[SIGN]));
+        let mut bytes = std::mem::take(&mut self.held);
+        self.held = begun(&bytes[end..]);
+        bytes.truncate(end);
+        self.send(link, bytes, true);
     }
 }
 
@@ -121,7 +153,6 @@ fn cuts_mark(data: &[u8], at: usize) -> bool {
 pub(crate) struct Relay {
     pub(crate) link: u64,
     pub(crate) pipes: [Pipe; 2],
-    buffer: Vec<u8>,
 }
 
 impl Relay {
@@ -132,26 +163,32 @@ impl Relay {
                 Pipe::new(stdout, Console::Stdout)?,
                 Pipe::new(stderr, Console::Stderr)?,
             ],
-            buffer: vec![0; READ],
         })
     }
 
-    /// Bytes that may be read now; 0 while the head waits for the rest of a line of the other pipe. `link`: `None` if
-    /// the head is gone.
+    /// Bytes that may be read now: 0 while enough waits for the connection. `link`: `None` if the head is gone.
     pub(crate) fn room(&self, at: usize, link: Option<&Link>) -> usize {
-        let Some(link) = link else { return READ };
+        match link {
+            Some(link) if link.face.outbox().output_bytes >= BACKLOG => 0,
+            Some(link) => self.leave(at, link),
+            None => READ,
+        }
+    }
+
+    /// Bytes that the head lets us read; 0 while it waits for the rest of a line of the other pipe.
+    fn leave(&self, at: usize, link: &Link) -> usize {
         if self.is_behind(at) {
             return 0;
         }
-        let room = link
+        let leave = link
             .credit
             .saturating_sub(self.held())
             .saturating_sub(reserve(link.credit));
-        room.min(BACKLOG.saturating_sub(link.face.outbox().output_bytes()))
+        leave.min(READ)
     }
 
     fn held(&self) -> usize {
-        self.pipes.iter().map(|pipe| pipe.tail.len()).sum()
+        self.pipes.iter().map(|pipe| pipe.tail().len()).sum()
     }
 
     /// Whether the head waits for the rest of a line of the other pipe.
@@ -162,46 +199,49 @@ impl Relay {
 
     /// Whether incomplete lines use up the leave: the head gives no more until it gets one of them.
     pub(crate) fn is_full(&self, at: usize, link: Option<&Link>) -> bool {
-        let tail = &self.pipes[at].tail;
-        let is_empty = tail.is_empty() || tail[..] == [SIGN];
+        let tail = self.pipes[at].tail();
+        let is_empty = tail.is_empty() || tail == [SIGN];
         match link {
-            Some(one) if !is_empty => {
-                self.room(at, link) == 0 && !self.is_behind(at) && 4 * self.held() >= one.credit
+            Some(link) if !is_empty => {
+                self.leave(at, link) == 0 && !self.is_behind(at) && 4 * self.held() >= link.credit
             }
             _ => false,
         }
     }
 
-    /// Reads once and queues the whole lines, or queues the start of a line that uses up the leave.
-    pub(crate) fn pump(&mut self, at: usize, mut link: Option<&mut Link>) {
+    /// Reads once and queues the whole lines, or queues the start of a line that uses up the leave. Returns how many
+    /// bytes were read.
+    pub(crate) fn pump(&mut self, at: usize, link: Option<&mut Link>) -> usize {
         let is_full = self.is_full(at, link.as_deref());
-        let room = self.room(at, link.as_deref()).min(READ);
+        let room = self.room(at, link.as_deref());
         let pipe = &mut self.pipes[at];
         if is_full {
-            let mut tail = std::mem::take(&mut pipe.tail);
-            let end = tail.len() - usize::from(tail.ends_with(&[SIGN]));
             if let Some(link) = link {
-                pipe.send(link, &tail[..end], true);
+                pipe.begin_line(link);
             }
-            tail.drain(..end);
-            pipe.tail = tail;
-            return;
+            return 0;
         }
         if room == 0 {
-            return;
+            return 0;
         }
-        match rustix::io::read(&pipe.fd, &mut self.buffer[..room]) {
-            Ok(0) => {
+        match pipe.read(room) {
+            Ok((0, _)) => {
                 (pipe.owed, pipe.is_ended) = (0, true);
-                pipe.flush(link.as_deref_mut());
+                pipe.flush(link);
+                0
             }
-            Ok(count) => {
+            Ok((count, begin)) => {
                 pipe.owed = pipe.owed.saturating_sub(count);
-                if let Some(link) = link {
-                    pipe.pass(link, &self.buffer[..count]);
+                match link {
+                    Some(link) => pipe.pass(link, begin),
+                    None => pipe.held = begun(&[]),
                 }
+                count
             }
-            Err(_) => pipe.owed = 0,
+            Err(_) => {
+                pipe.owed = 0;
+                0
+            }
         }
     }
 
@@ -211,7 +251,7 @@ impl Relay {
             let is_empty = self
                 .pipes
                 .iter()
-                .all(|pipe| pipe.owed == 0 && pipe.tail.is_empty());
+                .all(|pipe| pipe.owed == 0 && pipe.tail().is_empty());
             is_empty && link.is_idle() && !link.waits_to_write
         })
     }

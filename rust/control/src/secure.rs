@@ -26,35 +26,26 @@ pub const MAX_PLAIN: usize = MAX_MESSAGE - TAG_LEN;
 
 /// Why a session refuses a call.
 #[derive(Debug, Error, PartialEq)]
+#[expect(missing_docs, reason = "each message says what it is about")]
 pub enum Error {
-    /// Not a key.
     #[error("a key has {KEY_LEN} bytes, not {0}")]
     KeyLength(usize),
-    /// The handshake waits for a message of the other side.
     #[error("it is the other side's turn in the handshake")]
     TheirTurn,
-    /// The handshake waits for a message of this side.
     #[error("it is this side's turn in the handshake")]
     OurTurn,
-    /// The handshake is over.
     #[error("the handshake is over")]
     AlreadyReady,
-    /// The handshake is not over.
     #[error("the handshake is not over")]
     NotReady,
-    /// More than a message can hold.
     #[error("a message holds {MAX_PLAIN} bytes at most, not {0}")]
     TooLong(usize),
-    /// A message of the handshake does not fit the key.
     #[error("the other side has another key, or its message was damaged on the way")]
     Handshake,
-    /// A message is not the next one of the other side.
     #[error("a message was damaged, repeated, reordered or made by somebody else")]
     Damaged,
-    /// An earlier call failed because of what the other side sent.
     #[error("the session has ended with an earlier error")]
     Broken,
-    /// The kernel gives no random bytes, or the session has used up its messages.
     #[error("the protocol cannot go on: {0}")]
     Protocol(#[from] snow::Error),
 }

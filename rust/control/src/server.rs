@@ -12,7 +12,7 @@ use dsl_engine::spec::Console;
 use rustix::io::Errno;
 
 use crate::door::{Admitted, Door, Listener};
-use crate::face::{Counted, Face, Orders, Origin};
+use crate::face::{Counted, Face, Orders};
 use crate::frame::{Frame, LONGEST_OF_AGENTS};
 use crate::inbox::News;
 use crate::link::{
@@ -55,7 +55,7 @@ pub(crate) struct Core {
     settings: Settings,
     orders: Arc<Orders<Order>>,
     house: House,
-    poller: Poller,
+    poller: Arc<Poller>,
     links: HashMap<u64, Link>,
     door: Door,
     relay: Option<Relay>,
@@ -81,7 +81,7 @@ impl Core {
             let _ = house.shared.tee.set(display.tee());
             house.display = Some(display);
         }
-        let poller = Poller::new()?;
+        let poller = Arc::new(Poller::new()?);
         poller.watch(&*house.shared.bell, BELL)?;
         // An agent answers the heartbeats of its head, and sends its own only if none come.
         let pause = settings.heartbeat / if is_head { 4 } else { 3 };
@@ -89,10 +89,10 @@ impl Core {
         Ok(Self {
             settings,
             orders,
+            door: Door::new(Arc::clone(&house.shared), Arc::clone(&poller)),
             house,
             poller,
             links: HashMap::new(),
-            door: Door::new(),
             relay: None,
             drains: Vec::new(),
             pause,
@@ -128,7 +128,7 @@ impl Core {
         if now >= self.tick {
             self.check_times(now);
         }
-        self.door.expire(now, &self.house.shared, &self.poller);
+        self.door.expire(now);
         self.serve_relay();
         self.serve_display();
         self.seen = now;
@@ -139,15 +139,15 @@ impl Core {
         match ready.token & 7 {
             _ if ready.token == BELL => self.hear_bell(),
             LISTENER => {
-                for caller in self.door.accept(id, &self.house.shared, &self.poller) {
+                for caller in self.door.accept(id) {
                     // A caller that waited to be accepted may have sent something already.
                     self.hear_caller(caller);
-                    self.door.thin_out(&self.house.shared, &self.poller);
+                    self.door.thin_out();
                 }
             }
             CALLER => {
                 self.hear_caller(id);
-                self.door.thin_out(&self.house.shared, &self.poller);
+                self.door.thin_out();
             }
             LINK => self.attend(id, ready.is_readable || ready.is_broken),
             WRITER => {
@@ -176,15 +176,14 @@ impl Core {
     fn obey(&mut self, order: Order) {
         match order {
             Order::Begin(link) => self.begin(*link),
-            Order::Listen(listener) => self.door.open(listener, &self.poller),
+            Order::Listen(listener) => self.door.open(listener),
             Order::Unlisten(port, waited_for) => {
-                self.door.shut(port, &self.poller);
+                self.door.shut(port);
                 drop(waited_for);
             }
             Order::Expect(place, key, count) => {
-                self.door
-                    .expect(place, key, count, &self.house.shared, &self.poller);
-                self.door.thin_out(&self.house.shared, &self.poller);
+                self.door.expect(place, key, count);
+                self.door.thin_out();
             }
             Order::Relay(relay) => self.relay = Some(*relay),
             Order::Drain(waited_for) => {
@@ -196,7 +195,7 @@ impl Core {
             Order::Drop(face, is_stranger) => {
                 self.drop(face.id, None);
                 if let (true, Some(origin)) = (is_stranger, &face.origin) {
-                    self.door.warn_of(origin, None, &self.house.shared);
+                    self.door.warn_of(origin, None);
                 }
             }
             Order::Close => self.close_links(),
@@ -286,9 +285,7 @@ impl Core {
     }
 
     fn hear_caller(&mut self, id: u64) {
-        let shared = Arc::clone(&self.house.shared);
-        let admitted = self.door.read(id, &mut self.house.scratch, &shared, &self.poller);
-        if let Some(admitted) = admitted {
+        if let Some(admitted) = self.door.read(id, &mut self.house.scratch) {
             self.admit(admitted);
         }
     }
@@ -308,7 +305,10 @@ impl Core {
             let refusal = Frame::Message(&self.settings.taken).to_bytes();
             // If that fails, the agent does not learn why.
             let _ = stream.write(&refusal);
-            self.warn_of_second(place, &origin);
+            let address = origin.address();
+            self.house.shared.inbox.put(News::Warning(format!(
+                "a second agent for place {place} has connected from {address} and was refused"
+            )));
             return;
         }
         stream.tune(self.settings.heartbeat);
@@ -322,13 +322,6 @@ impl Core {
                 Err(fault) => self.fail(id, fault),
             }
         }
-    }
-
-    fn warn_of_second(&self, place: i64, origin: &Origin) {
-        let address = origin.address();
-        self.house.shared.inbox.put(News::Warning(format!(
-            "a second agent for place {place} has connected from {address} and was refused"
-        )));
     }
 
     // Time.
@@ -416,7 +409,10 @@ impl Core {
                 }
             }
         }
-        self.attend(id, false);
+        // What waits for room is sent when there is some.
+        if self.links.get(&id).is_some_and(|link| !link.waits_to_write) {
+            self.attend(id, false);
+        }
         let Some(relay) = &mut self.relay else { return };
         let link = self.links.get(&id);
         if is_draining && relay.is_done(link) {
@@ -496,6 +492,6 @@ impl Core {
             self.drop(id, loss.cloned());
         }
         self.drains.clear();
-        self.door.close(&self.poller);
+        self.door.close();
     }
 }

@@ -15,6 +15,7 @@ use dsl_engine::poller::{Interest, Poller};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use rustix::pipe::fcntl_setpipe_size;
 
 use crate::frame::Damaged;
 use crate::loss::Fault;
@@ -40,6 +41,8 @@ pub(crate) const FEW: usize = 16 << 10;
 pub(crate) const MANY: usize = 256 << 10;
 /// Bytes of the text before the mark that are kept, to say what came instead of an agent.
 const NOISE: usize = 4 << 10;
+/// Bytes that a pipe shall hold, so that neither side waits for the other after each write.
+pub(crate) const PIPE_BYTES: usize = 256 << 10;
 /// Bytes of a connection that the kernel may hold and has not sent.
 const UNSENT: u32 = 128 << 10;
 
@@ -228,9 +231,15 @@ impl FdStream {
             let owned = take_over(fd).map_err(|error| FdError::Os(fd, error))?;
             End::new(owned).map_err(|error| FdError::Os(fd, error.into()))
         };
+        let read_end = open(read)?;
+        let write_end = if read == write { None } else { Some(open(write)?) };
+        if let Some(end) = &write_end {
+            // Fails if it is no pipe, or the user has too many.
+            let _ = fcntl_setpipe_size(&end.fd, PIPE_BYTES);
+        }
         Ok(Self {
-            read: open(read)?,
-            write: if read == write { None } else { Some(open(write)?) },
+            read: read_end,
+            write: write_end,
             owed: MARK,
             has_begun: false,
             noise: Some(Vec::new()),
@@ -333,7 +342,7 @@ fn closed_after(noise: &[u8]) -> Fault {
 
 /// A TCP connection whose handshake is done.
 pub struct SecureStream {
-    socket: TcpStream,
+    pub(crate) socket: TcpStream,
     session: Session,
     /// Bytes to read at once.
     pub(crate) chunk: usize,
@@ -369,11 +378,6 @@ impl SecureStream {
         let message = session.handshake().map_err(unknown)?;
         (&socket).write_all(&with_length(&message))?;
         Ok(Self::new(socket, session)?)
-    }
-
-    /// Where the other side is.
-    pub(crate) fn socket(&self) -> &TcpStream {
-        &self.socket
     }
 
     fn tune(&self, silence: Duration) {

@@ -205,9 +205,23 @@ fn a_flood_does_not_push_out_an_agent_that_has_begun_with_the_key() {
 
 #[test]
 fn an_agent_may_come_before_its_key() {
+    comes_before_its_key(None);
+}
+
+#[test]
+fn an_agent_that_is_started_again_may_come_before_its_new_key() {
+    comes_before_its_key(Some([1; KEY_LEN]));
+}
+
+/// Lets an agent come before its key. `last`: the key of the agent that had its place before.
+fn comes_before_its_key(last: Option<[u8; KEY_LEN]>) {
     let head = hub(true);
     let port = head.listen("", 0, None).unwrap();
     head.start().unwrap();
+    if let Some(key) = last {
+        head.expect(Some(7), &key, 1);
+        head.expect(Some(7), &[], 1);
+    }
     let mut socket = knock(port);
     let (mut session, opening) = opening(7);
     socket.write_all(&opening).unwrap();

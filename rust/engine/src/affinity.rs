@@ -15,46 +15,10 @@ use crate::procfs::{number, status_value};
 /// Highest CPU or node number that is accepted: well above any kernel's limit, and low enough to keep lists small.
 pub const NUMBER_MAX: u32 = 65_535;
 
-/// A list that does not parse. The error names the part that is wrong.
+/// Why a list does not parse: names the part that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ParseError {
-    /// Neither a number nor two numbers joined by a dash.
-    #[error("\"{0}\" is neither a number nor a range such as 0-3")]
-    NotARange(String),
-    /// The end of a range is below its start.
-    #[error("the range \"{0}\" ends before it starts")]
-    Backwards(String),
-    /// A part does not lie above the one before it.
-    #[error("\"{0}\" overlaps or precedes the part before it: the list must ascend")]
-    NotAscending(String),
-    /// A number is above [`NUMBER_MAX`].
-    #[error("\"{0}\" is above {NUMBER_MAX}, the highest number possible")]
-    TooLarge(String),
-}
-
-/// A binding that this machine or this process's limits do not allow.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
-    /// An empty set binds nothing.
-    #[error("a binding needs at least one {0}")]
-    Empty(&'static str),
-    /// The CPU does not exist, is offline, or is outside the inherited mask.
-    #[error("cpu {cpu} is not among the cpus this process may use ({allowed})")]
-    Cpu {
-        /// The first that is not allowed.
-        cpu: u32,
-        /// The allowed numbers, as a list.
-        allowed: String,
-    },
-    /// The NUMA node does not exist, has no memory, or is outside the inherited set.
-    #[error("NUMA node {node} is not among those whose memory this process may use ({allowed})")]
-    Node {
-        /// The first that is not allowed.
-        node: u32,
-        /// The allowed numbers, as a list.
-        allowed: String,
-    },
-}
+#[error("{0}")]
+pub struct ParseError(String);
 
 /// Reads a list such as `0-3,8`. The numbers must strictly ascend, and white space may only stand around the list. An
 /// empty text is an empty list.
@@ -67,16 +31,24 @@ pub fn parse_cpulist(text: &[u8]) -> Result<Vec<u32>, ParseError> {
     }
     for part in text.split(|&byte| byte == b',') {
         let shown = || String::from_utf8_lossy(part).escape_debug().to_string();
-        let (first, last) = bounds(part).ok_or_else(|| ParseError::NotARange(shown()))?;
+        let Some((first, last)) = bounds(part) else {
+            let what = "is neither a number nor a range such as 0-3";
+            return Err(ParseError(format!("\"{}\" {what}", shown())));
+        };
         if last.max(first) > u64::from(NUMBER_MAX) {
-            return Err(ParseError::TooLarge(shown()));
+            let what = format!("is above {NUMBER_MAX}, the highest number possible");
+            return Err(ParseError(format!("\"{}\" {what}", shown())));
         }
         if last < first {
-            return Err(ParseError::Backwards(shown()));
+            return Err(ParseError(format!(
+                "the range \"{}\" ends before it starts",
+                shown()
+            )));
         }
         let (first, last) = (first as u32, last as u32);
         if cpus.last().is_some_and(|&before| first <= before) {
-            return Err(ParseError::NotAscending(shown()));
+            let what = "overlaps or precedes the part before it: the list must ascend";
+            return Err(ParseError(format!("\"{}\" {what}", shown())));
         }
         cpus.extend(first..=last);
     }
@@ -109,43 +81,12 @@ pub fn format_cpulist(cpus: &[u32]) -> String {
     text
 }
 
-/// One NUMA node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NumaNode {
-    /// The number of the node.
-    pub id: u32,
-    /// Its online CPUs; empty for a node with memory only.
-    pub cpus: Vec<u32>,
-    /// Whether the node has memory. A memory policy cannot name a node without memory.
-    pub has_memory: bool,
-}
-
-/// The online NUMA nodes, ascending. `root` is the directory with the machine's files, usually `/`.
-///
-/// A kernel without NUMA support counts as one node 0 with all CPUs.
-pub fn numa_nodes(root: &Path) -> io::Result<Vec<NumaNode>> {
-    let dir = root.join("sys/devices/system/node");
-    let online = match read_list(&dir.join("online")) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let cpus = read_list(&root.join("sys/devices/system/cpu/online"))?;
-            return Ok(vec![NumaNode {
-                id: 0,
-                cpus,
-                has_memory: true,
-            }]);
-        }
-        other => other?,
-    };
-    let with_memory = read_list(&dir.join("has_memory"))?;
-    let node = |id: u32| {
-        let cpus = read_list(&dir.join(format!("node{id}/cpulist")))?;
-        Ok(NumaNode {
-            id,
-            cpus,
-            has_memory: with_memory.binary_search(&id).is_ok(),
-        })
-    };
-    online.into_iter().map(node).collect()
+/// The NUMA nodes with memory, ascending: a memory policy can name no others. A kernel without NUMA support has node 0.
+fn nodes_with_memory(root: &Path) -> io::Result<Vec<u32>> {
+    match read_list(&root.join("sys/devices/system/node/has_memory")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![0]),
+        nodes => nodes,
+    }
 }
 
 /// CPUs and memory nodes that the calling thread may use, and so may the children it spawns.
@@ -158,16 +99,12 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Reads both from the files below `root`, usually `/`.
+    /// Reads both from the files below `root`, which is `/` but in tests.
     pub fn read(root: &Path) -> io::Result<Self> {
         let status = crate::kernel_file::read(root.join("proc/thread-self/status"))?;
         let list = |key| parse(status_value(&status, key).unwrap_or_default());
         let online = read_list(&root.join("sys/devices/system/cpu/online"))?;
-        let nodes: Vec<u32> = numa_nodes(root)?
-            .iter()
-            .filter(|node| node.has_memory)
-            .map(|node| node.id)
-            .collect();
+        let nodes = nodes_with_memory(root)?;
         let both = |left: Vec<u32>, right: &[u32]| {
             left.into_iter()
                 .filter(|number| right.binary_search(number).is_ok())
@@ -178,36 +115,25 @@ impl Allowed {
             nodes: both(list("Mems_allowed_list")?, &nodes),
         })
     }
-}
 
-/// Checks that a worker can be bound to `cpus`; the error names the first CPU that is not allowed. `allowed` must
-/// ascend.
-pub fn validate(cpus: &[u32], allowed: &[u32]) -> Result<(), Unusable> {
-    let refused = |cpu| Unusable::Cpu {
-        cpu,
-        allowed: format_cpulist(allowed),
-    };
-    first_outside(cpus, allowed, "cpu")?.map_or(Ok(()), |cpu| Err(refused(cpu)))
-}
-
-/// Checks that a memory policy can name `nodes`; the error names the first node that is not allowed. `allowed` must
-/// ascend.
-pub fn validate_nodes(nodes: &[u32], allowed: &[u32]) -> Result<(), Unusable> {
-    let refused = |node| Unusable::Node {
-        node,
-        allowed: format_cpulist(allowed),
-    };
-    first_outside(nodes, allowed, "NUMA node")?.map_or(Ok(()), |node| Err(refused(node)))
-}
-
-fn first_outside(asked: &[u32], allowed: &[u32], what: &'static str) -> Result<Option<u32>, Unusable> {
-    if asked.is_empty() {
-        return Err(Unusable::Empty(what));
+    /// Why a worker cannot be bound to these CPUs and to memory of these nodes; `None` if it can. Names the first that is
+    /// not allowed.
+    pub fn refuses(&self, cpus: &[u32], nodes: &[u32]) -> Option<String> {
+        let outside = |asked: &[u32], allowed: &[u32]| {
+            let mut asked = asked.iter().copied();
+            asked.find(|number| allowed.binary_search(number).is_err())
+        };
+        if let Some(cpu) = outside(cpus, &self.cpus) {
+            let allowed = format_cpulist(&self.cpus);
+            return Some(format!(
+                "cpu {cpu} is not among the cpus this process may use ({allowed})"
+            ));
+        }
+        let node = outside(nodes, &self.nodes)?;
+        let allowed = format_cpulist(&self.nodes);
+        let what = "is not among those whose memory this process may use";
+        Some(format!("NUMA node {node} {what} ({allowed})"))
     }
-    Ok(asked
-        .iter()
-        .copied()
-        .find(|number| allowed.binary_search(number).is_err()))
 }
 
 fn read_list(file: &Path) -> io::Result<Vec<u32>> {

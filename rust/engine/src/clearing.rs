@@ -5,10 +5,15 @@
 //! nobody below us can be missing, even a process that changes its pid all the time.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
 
 use crate::event::Survivor;
 use crate::orphans::{Orphans, hunt_orphans, reap_orphans};
+use crate::poller::poll_once;
+use crate::sys::signal;
 use crate::tree::{Reached, Scope, Tree};
 
 /// Time that the kernel gets to end what is left.
@@ -91,6 +96,28 @@ impl Clearing {
         match self.progress.after(look, Instant::now()) {
             Next::Done if !is_childless && self.tree.is_err() && self.left.are_astray => Next::GiveUp,
             next => next,
+        }
+    }
+
+    /// Looks until nothing is left, or what is left does not end. Returns whether nothing is left. `intake`: SIGCHLD ends
+    /// the waits between the looks; their time limit is for processes that are not our children. `is_populated`: kills
+    /// what is in the job's cgroup, and says whether there was a process.
+    pub(crate) fn finish(
+        &mut self,
+        scope: Scope<'_>,
+        intake: BorrowedFd<'_>,
+        is_populated: impl Fn() -> bool,
+    ) -> bool {
+        loop {
+            match self.look(scope, is_populated()) {
+                Next::Done => return true,
+                Next::GiveUp => return false,
+                Next::LookAgain(pause) => {
+                    // Interrupted or not, the loop looks again.
+                    let _ = poll_once(&[intake], PollFlags::IN, Some(pause));
+                    signal::drain(intake);
+                }
+            }
         }
     }
 

@@ -169,95 +169,75 @@ pub struct Leftover {
 }
 
 /// Something that happened to the workers' output.
+///
+/// `worker` is `None` for a file of all workers and for our own streams, whose paths are `stdout` and `stderr`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields that mean the same everywhere")]
 pub enum LogNotice {
     /// A log file, or our stdout or stderr, could not be opened or written. Reported once for each file; the job goes on.
     FileFailed {
-        /// Index of the worker; `None` for a file of all workers.
         worker: Option<usize>,
-        /// The file; `stdout` and `stderr` are our own.
         path: Option<CString>,
-        /// Its errno.
         errno: i32,
     },
     /// A log file could not be reopened; the old one is still written.
     ReopenFailed {
-        /// Index of the worker; `None` for a file of all workers.
         worker: Option<usize>,
-        /// The file.
         path: Option<CString>,
-        /// Its errno.
         errno: i32,
     },
     /// A log file, or our stdout or stderr, lacks this many bytes.
     BytesLost {
-        /// Index of the worker; `None` for our own streams.
         worker: Option<usize>,
-        /// The file.
         path: Option<CString>,
-        /// How many.
         count: u64,
     },
     /// The first bytes of a worker have come. Reported once for each worker, if the spec asks for it.
-    FirstOutput {
-        /// Index of the worker.
-        worker: usize,
-    },
+    FirstOutput { worker: usize },
     /// The reader of our stdout or stderr has closed it.
     ConsoleClosed,
     /// Lines were not shown, because the console took no output for a while.
-    LinesDropped {
-        /// How many.
-        count: u64,
-    },
+    LinesDropped { count: u64 },
 }
 
 /// A fact about the group. Events come in the order in which the facts became known.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields that mean the same everywhere")]
 pub enum Event {
     /// A worker's program is running.
     Started {
-        /// Index of the worker.
         worker: usize,
-        /// Process id.
         pid: i32,
         /// When `execve` had succeeded.
         time: SystemTime,
     },
     /// A worker runs, but is not bound as its spec says: the kernel refused the binding, or did something else.
     Unbound {
-        /// Index of the worker.
         worker: usize,
         /// The step of the binding that failed. The steps after it were not tried.
         stage: Stage,
-        /// Its errno.
         errno: i32,
     },
     /// A worker ended or could not be started.
     Exited(Exit),
     /// Bytes from a piped stream; empty at its end.
     Output {
-        /// Index of the worker.
         worker: usize,
         /// 1 for stdout, 2 for stderr.
         stream: u8,
-        /// The bytes.
         data: Vec<u8>,
     },
     /// Something happened to output that the engine passes on.
     Log(LogNotice),
     /// The job got a signal.
     SignalReceived {
-        /// Its number.
         signal: i32,
         /// The reaction of the engine.
         action: SignalAction,
-        /// Whether the terminal sent it.
         from_terminal: bool,
     },
     /// The group is being stopped.
     Stopping {
-        /// Why.
         reason: StopReason,
         /// The signal sent to the workers.
         signal: i32,
@@ -275,26 +255,19 @@ pub enum Event {
     Killing {
         /// Workers that were still alive.
         workers: Vec<usize>,
-        /// How they are killed.
         tier: KillTier,
     },
     /// A fork server has finished its imports, and takes orders.
-    ForkServerReady {
-        /// Its number.
-        server: usize,
-    },
+    ForkServerReady { server: usize },
     /// A fork server imports for unusually long. Reported at most once for each server.
     ForkServerSlow {
-        /// Its number.
         server: usize,
-        /// Its pid.
         pid: i32,
         /// How long it has imported so far.
         after: Duration,
     },
     /// A fork server takes no more orders: from now on its workers are executed. Reported once.
     ForkServerLost {
-        /// Its number.
         server: usize,
         /// Its pid; 0 if it never ran.
         pid: i32,

@@ -7,6 +7,9 @@ use crate::{cgroup, sys};
 /// Environment variable that disables interfaces, for tests and for debugging kernel problems.
 const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
 
+/// Environment variable with the number of threads that start workers, for tests.
+const THREADS_VARIABLE: &str = "DSL_ENGINE_THREADS";
+
 /// The interfaces that the engine may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about the kernel")]
@@ -20,13 +23,19 @@ pub struct Features {
     pub close_range: bool,
     /// cgroup v2 with `cgroup.kill` (Linux 5.14), if this process may make a cgroup. Without it: the process table.
     pub cgroup: bool,
+    /// So many threads start each group of two workers and more; `None`: as many as are of use.
+    pub threads: Option<usize>,
 }
 
 impl Features {
     /// The interfaces of this kernel, without those named in `DSL_ENGINE_DISABLE` (comma separated: `clone3`,
     /// `pidfd`, `close_range`, `cgroup`).
     pub fn from_environment() -> Self {
-        Self::probe(&std::env::var(DISABLE_VARIABLE).unwrap_or_default())
+        let variable = |name| std::env::var(name).unwrap_or_default();
+        Self {
+            threads: variable(THREADS_VARIABLE).parse().ok(),
+            ..Self::probe(&variable(DISABLE_VARIABLE))
+        }
     }
 
     fn probe(disabled: &str) -> Self {
@@ -39,6 +48,7 @@ impl Features {
                 }),
             close_range: allowed("close_range") && sys::has_close_range(),
             cgroup: allowed("cgroup"),
+            threads: None,
         }
     }
 

@@ -1,12 +1,12 @@
 //! A folder for sockets that no other user can enter.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::SocketAddrUnix;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// How often we make a folder that vanishes.
 const TRIES: usize = 64;
@@ -37,28 +37,43 @@ impl PrivateFolder {
         Ok(Self(folder))
     }
 
-    /// Opens or makes the folder and listens there. Callers find the socket once [`PrivateFolder::show`] has given it this
-    /// name: others remove names at which nobody listens. The kernel gives the name the permissions of `socket`, less the
-    /// umask. Up to `waiting` callers may wait.
-    pub(crate) fn listen_in(path: &Path, socket: impl AsFd, name: &str, waiting: i32) -> io::Result<Self> {
+    /// Opens or makes the folder and listens there, at a socket that does not block. Callers find it once
+    /// [`PrivateFolder::show`] has given it this name: others remove names at which nobody listens. Up to `waiting` callers
+    /// may wait.
+    pub(crate) fn listen_in(
+        path: &Path,
+        kind: SocketType,
+        name: &str,
+        waiting: i32,
+    ) -> io::Result<(Self, OwnedFd)> {
+        let socket = new_socket(kind)?;
+        // The kernel gives the name these permissions, less the umask.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         let attempt = || -> io::Result<Self> {
             let folder = Self::open(path)?;
             rustix::net::bind(&socket, &SocketAddrUnix::new(folder.place(&hidden(name)))?)?;
             Ok(folder)
         };
-        let listen = |folder: Self| {
-            let listens = rustix::net::listen(&socket, waiting);
-            listens.inspect_err(|_| folder.unlink(&hidden(name)))?;
-            Ok(folder)
-        };
+        // Another process may have removed the folder, because it was empty.
+        let is_gone =
+            |made: &io::Result<Self>| matches!(made, Err(error) if error.kind() == io::ErrorKind::NotFound);
+        let mut made = attempt();
         for _ in 1..TRIES {
-            match attempt() {
-                // Another process has removed the folder, because it was empty.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                made => return made.and_then(listen),
+            if is_gone(&made) {
+                made = attempt();
             }
         }
-        attempt().and_then(listen)
+        let folder = made?;
+        let listens = rustix::net::listen(&socket, waiting);
+        listens.inspect_err(|_| folder.unlink(&hidden(name)))?;
+        Ok((folder, socket))
+    }
+
+    /// Calls the socket of this name, without waiting. Returns a connection that does not block.
+    pub(crate) fn call(&self, kind: SocketType, name: &str) -> io::Result<OwnedFd> {
+        let socket = new_socket(kind)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(self.place(name))?)?;
+        Ok(socket)
     }
 
     /// Gives a socket of [`PrivateFolder::listen_in`] its name. False: it is gone.
@@ -67,7 +82,7 @@ impl PrivateFolder {
     }
 
     /// A path of this name that is short enough for the address of a socket, however long that of the folder is.
-    pub(crate) fn place(&self, name: &str) -> String {
+    fn place(&self, name: &str) -> String {
         format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd())
     }
 
@@ -82,6 +97,11 @@ impl PrivateFolder {
     }
 }
 
+fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
+}
+
 /// The name of a socket that callers do not find yet.
 fn hidden(name: &str) -> String {
     format!(".{name}")
@@ -90,7 +110,6 @@ fn hidden(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
-    use rustix::net::{AddressFamily, SocketType, socket};
 
     use super::*;
     use crate::procfs::fake_root::FakeRoot;
@@ -102,11 +121,9 @@ mod tests {
         let folder = PrivateFolder::open(&path).unwrap();
         let news = init(CreateFlags::NONBLOCK).unwrap();
         add_watch(&news, &path, WatchFlags::CREATE | WatchFlags::MOVED_TO).unwrap();
-        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        PrivateFolder::listen_in(&path, &listener, "name", 4).unwrap();
+        let (_, _listener) = PrivateFolder::listen_in(&path, SocketType::STREAM, "name", 4).unwrap();
         assert!(folder.show("name"));
-        let caller = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        rustix::net::connect(&caller, &SocketAddrUnix::new(folder.place("name")).unwrap()).unwrap();
+        folder.call(SocketType::STREAM, "name").unwrap();
         let mut space = [std::mem::MaybeUninit::uninit(); 1024];
         let mut reader = Reader::new(&news, &mut space);
         let mut seen = Vec::new();

@@ -24,8 +24,6 @@ mod link;
 mod message;
 mod order;
 mod pages;
-mod parcel;
-mod plan;
 mod server;
 mod socket;
 mod speaker;
@@ -39,6 +37,6 @@ pub use order::Order;
 
 pub(crate) use delivery::{Delivered, Delivery, Ordered};
 pub(crate) use estate::Estate;
-pub(crate) use plan::{Plan, Stderr};
+pub(crate) use message::{Plan, Stderr};
 pub(crate) use server::{DEATH_PATIENCE, FORK_PATIENCE, News, Server, State, refusal};
 pub(crate) use socket::pair as new_link;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::event::StopReason;
 use crate::signals::Moment;
-use crate::spec::{OnFailure, SignalScope};
+use crate::spec::{LaunchSpec, OnFailure, SignalScope};
 
 /// Time that processes which outlive their workers get before they are killed.
 const STRAGGLER_GRACE: Duration = Duration::from_secs(2);
@@ -116,7 +116,8 @@ pub(crate) struct Group {
     has_failed: bool,
     pending: usize,
     running: usize,
-    stop_signal: Option<i32>,
+    /// The signal by which the user ended the job.
+    pub(crate) stop_signal: Option<i32>,
     /// What the owner was told; `None` if the group itself reacts to signals.
     told: Option<Told>,
 }
@@ -130,46 +131,27 @@ struct Told {
     signal: Option<i32>,
 }
 
+const UNTOLD: Told = Told {
+    moment: Moment::Running,
+    signal: None,
+};
+
 impl Group {
-    /// `tells_signals`: a signal to the job does not change the group, only the meaning of the next signal.
-    pub(crate) fn new(
-        workers: usize,
-        on_failure: OnFailure,
-        grace: Duration,
-        scope: SignalScope,
-        tells_signals: bool,
-    ) -> Self {
-        let untold = Told {
-            moment: Moment::Running,
-            signal: None,
-        };
+    /// `lingers`: processes that outlive their workers have the grace period, if all workers end well.
+    pub(crate) fn new(launch: &LaunchSpec, lingers: bool) -> Self {
         Self {
             phase: Phase::Running,
-            on_failure,
-            grace,
-            scope,
-            lingers: false,
-            stays_open: false,
-            at_once: usize::MAX,
+            on_failure: launch.on_failure,
+            grace: launch.grace,
+            scope: launch.signal_scope,
+            lingers,
+            stays_open: launch.stays_open,
+            at_once: launch.at_once.unwrap_or(usize::MAX),
             has_failed: false,
-            pending: workers,
+            pending: launch.workers.len(),
             running: 0,
             stop_signal: None,
-            told: tells_signals.then_some(untold),
-        }
-    }
-
-    /// Gives processes that outlive their workers the grace period, if `lingers` and all workers end well.
-    pub(crate) fn lingering(self, lingers: bool) -> Self {
-        Self { lingers, ..self }
-    }
-
-    /// Goes on without workers if `stays_open`. At most `at_once` workers run at the same time; `None`: all of them.
-    pub(crate) fn open(self, stays_open: bool, at_once: Option<usize>) -> Self {
-        Self {
-            stays_open,
-            at_once: at_once.unwrap_or(usize::MAX),
-            ..self
+            told: launch.tells_signals.then_some(UNTOLD),
         }
     }
 
@@ -224,11 +206,6 @@ impl Group {
             _ => Moment::Ending,
         };
         self.told.map_or(moment, |told| told.moment.max(moment))
-    }
-
-    /// The signal by which the user ended the job.
-    pub(crate) fn stop_signal(&self) -> Option<i32> {
-        self.stop_signal
     }
 
     /// The signal by which the user wants the job to end. The group stops by it, or its owner was told.

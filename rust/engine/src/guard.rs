@@ -5,23 +5,22 @@
 //! [`Guard`] while the process has one thread, fork, call [`Guard::supervise`] in the parent and
 //! [`Guard::enter_agent`] in the child.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Rlimit, getpid, set_child_subreaper, setpgid};
 use rustix::stdio::stdin;
 use rustix::termios::isatty;
 
-use crate::cgroup::{self, JobCgroup};
+use crate::cgroup::{self, Cgroup};
 use crate::error::Error;
 use crate::event::Survivor;
 use crate::features::Features;
 use crate::forkserver::estate;
+use crate::limits::{MOST_WORKER_FDS, OWN_FDS};
 use crate::orphans::{Orphans, reap, reap_orphans};
 use crate::signals::{STALLING, Table};
-use crate::spawn::{fill_standard_streams, open_files_limit};
+use crate::spawn::{fill_standard_streams, open_files_limit, reserve_descriptors};
 use crate::sys::signal::{self, Received, SignalSet};
 use crate::token;
 use crate::tree::Tree;
@@ -50,7 +49,7 @@ pub struct Guard {
     stalling: SignalSet,
     open_files: Rlimit,
     features: Features,
-    cgroup: Option<JobCgroup>,
+    cgroup: Option<Cgroup>,
     /// Whether this process had children before it became a guard, as after `monitor & exec dsl …`.
     has_strangers: bool,
     /// Pid of a child that was started for the job but is not a worker.
@@ -92,7 +91,10 @@ impl Guard {
         let table = table.of_process(signal::is_ignored);
         let job_token = token::random();
         let pid = getpid().as_raw_nonzero().get();
-        let cgroup = features.cgroup.then(|| job_cgroup(pid, &job_token)).flatten();
+        let cgroup = features.cgroup.then(|| {
+            cgroup::sweep_stale();
+            Cgroup::create(&cgroup::job_name(pid as u32, &job_token)).ok()
+        });
         let stalling = stalling_signals();
         let own = with(table.taken(), libc::SIGCHLD).0 | stalling.0;
         let mask = if let Some(mask) = mask {
@@ -112,7 +114,7 @@ impl Guard {
             stalling,
             open_files: open_files_limit(),
             features,
-            cgroup,
+            cgroup: cgroup.flatten(),
             has_strangers: reap_orphans(&[]) != Orphans::None,
             helper: None,
         })
@@ -143,7 +145,10 @@ impl Guard {
     }
 
     /// In the child of the fork: leaves the terminal's foreground group, becomes subreaper and watches the guard.
-    pub fn enter_agent(&self) -> Result<Agent, Error> {
+    ///
+    /// `workers`: how many the agent will start. Their descriptors get room while the process has one thread.
+    pub fn enter_agent(&self, workers: usize) -> Result<Agent, Error> {
+        reserve_descriptors(workers.saturating_mul(MOST_WORKER_FDS).saturating_add(OWN_FDS));
         if self.group != 0 {
             setpgid(None, None).map_err(Error::os("setpgid"))?;
         }
@@ -223,25 +228,8 @@ impl Guard {
             agent_signal: death.signaled.then_some(death.status),
             ended,
             survivors,
-            terminal_interrupt: watch.saw_terminal_interrupt(),
+            terminal_interrupt: watch.terminal_interrupt,
         })
-    }
-}
-
-/// Waits until a descriptor is readable or the time is over.
-fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
-    let mut polled: Vec<PollFd<'_>> = fds
-        .iter()
-        .flatten()
-        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-        .collect();
-    let spec = timeout.map(|timeout| Timespec {
-        tv_sec: timeout.as_secs() as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    });
-    match poll(&mut polled, spec.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -269,9 +257,4 @@ fn hear_stops(table: &Table) {
 /// The set with one more signal.
 fn with(set: SignalSet, signal: i32) -> SignalSet {
     SignalSet(set.0 | SignalSet::of(&[signal]).0)
-}
-
-fn job_cgroup(pid: i32, token: &str) -> Option<JobCgroup> {
-    cgroup::sweep_stale();
-    JobCgroup::create(&cgroup::job_name(pid as u32, token)).ok()
 }

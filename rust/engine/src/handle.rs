@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::bell::Bell;
 use crate::error::Error;
 use crate::forkserver::Patience;
 use crate::guard::Agent;
-use crate::mux::{Consoles, Flushed, LastLines};
+use crate::mux::{Consoles, Flushed};
 use crate::os::spawn_quiet_with;
+use crate::poller::Bell;
 use crate::spec::{Console, LaunchSpec, WorkerSpec};
 use crate::supervisor::{Callers, Supervisor};
 use crate::sys::signal::SignalSet;
@@ -25,21 +25,8 @@ use news::{News, held_up_pipes};
 /// How long a caller waits for the last lines.
 const LINES_WAIT: Duration = Duration::from_secs(1);
 
-enum Command {
-    Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
-    Add(Box<WorkerSpec>, Sender<Result<usize, Error>>),
-    StartForkServer(Box<LaunchSpec>, Patience, Sender<Result<usize, Error>>),
-    JoinForkServer(OwnedFd, bool, Sender<Result<usize, Error>>),
-    Signal { number: i32, worker: Option<usize> },
-    Stop { signal: i32, grace: Option<Duration> },
-    Kill,
-    Listen(Callers, Sender<Result<(), Error>>),
-    TakeCallers(Sender<Result<Vec<OwnedFd>, Error>>),
-    Unlisten(Sender<()>),
-    Pids(Sender<Vec<i32>>),
-    LastLines(Sender<LastLines>),
-    Close,
-}
+/// Something that the thread does for its owner; `None`: it ends.
+type Command = Option<Box<dyn FnOnce(&mut Supervisor, &News) + Send>>;
 
 /// Owns a supervisor thread. Closing the handle ends the group.
 pub struct Handle {
@@ -83,60 +70,60 @@ impl Handle {
     }
 
     /// Checks the spec and the limits and begins to start the group.
-    pub fn start(&self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
-        self.ask(|report| Command::Start(spec, report))?
+    pub fn start(&self, spec: LaunchSpec) -> Result<(), Error> {
+        self.ask(|supervisor, news| supervisor.start(spec).inspect(|()| news.begin()))?
     }
 
     /// Adds a worker to the running group, see [`Supervisor::add`]. Returns its index.
     pub fn add(&self, worker: WorkerSpec) -> Result<usize, Error> {
-        self.ask(|report| Command::Add(Box::new(worker), report))?
+        self.ask(|supervisor, _| supervisor.add(worker))?
     }
 
     /// Executes a fork server, see [`Supervisor::start_fork_server`]. Returns its number.
     pub fn start_fork_server(&self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
-        self.ask(|report| Command::StartForkServer(Box::new(spec), patience, report))?
+        self.ask(move |supervisor, _| supervisor.start_fork_server(spec, patience))?
     }
 
     /// Takes the branch of a warm server, see [`Supervisor::join_fork_server`]. Returns its number.
     pub fn join_fork_server(&self, link: OwnedFd, is_prepared: bool) -> Result<usize, Error> {
-        self.ask(|report| Command::JoinForkServer(link, is_prepared, report))?
+        self.ask(move |supervisor, _| supervisor.join_fork_server(link, is_prepared))?
     }
 
     /// Sends a signal to one worker, or to all.
     pub fn signal(&self, number: i32, worker: Option<usize>) -> Result<(), Error> {
-        self.send(Command::Signal { number, worker })
+        self.send(move |supervisor, _| supervisor.signal(number, worker))
     }
 
     /// Begins to stop the group. A second call can only shorten the grace period.
     pub fn stop(&self, signal: i32, grace: Option<Duration>) -> Result<(), Error> {
-        self.send(Command::Stop { signal, grace })
+        self.send(move |supervisor, _| supervisor.stop(signal, grace))
     }
 
     /// Kills the group.
     pub fn kill(&self) -> Result<(), Error> {
-        self.send(Command::Kill)
+        self.send(|supervisor, _| supervisor.kill())
     }
 
     /// Lets views into the job call at a socket of this name, in a folder of this user, and reports
     /// [`crate::event::Event::Called`].
     pub fn listen(&self, folder: &Path, name: &str) -> Result<(), Error> {
         let callers = Callers::new(folder, name)?;
-        self.ask(|report| Command::Listen(callers, report))?
+        self.ask(|supervisor, _| supervisor.listen(callers))?
     }
 
     /// Takes those who have called.
     pub fn take_callers(&self) -> Result<Vec<OwnedFd>, Error> {
-        self.ask(Command::TakeCallers)?
+        self.ask(|supervisor, _| supervisor.take_callers())?
     }
 
     /// Removes the socket.
     pub fn unlisten(&self) -> Result<(), Error> {
-        self.ask(Command::Unlisten)
+        self.ask(|supervisor, _| supervisor.unlisten())
     }
 
     /// Pids of the group's workers, by index; 0 for a worker that does not run.
     pub fn pids(&self) -> Result<Vec<i32>, Error> {
-        self.ask(Command::Pids)
+        self.ask(|supervisor, _| supervisor.pids())
     }
 
     /// The last line of each worker whose output we pass on, with the worker's index.
@@ -144,17 +131,27 @@ impl Handle {
     /// Lines of some streams are kept only from the first call on. Empty if a disk holds up the reading thread.
     pub fn last_lines(&self) -> Result<Vec<(usize, Vec<u8>)>, Error> {
         let (report, answer) = channel();
-        self.send(Command::LastLines(report))?;
+        self.send(|supervisor, _| supervisor.last_lines(report))?;
         Ok(answer.recv_timeout(LINES_WAIT).unwrap_or_default())
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Error> {
+    fn ask<T: Send + 'static>(
+        &self,
+        task: impl FnOnce(&mut Supervisor, &News) -> T + Send + 'static,
+    ) -> Result<T, Error> {
         let (report, answer) = channel();
-        self.send(command(report))?;
+        self.send(move |supervisor, news| {
+            // Fails if the caller no longer waits.
+            let _ = report.send(task(supervisor, news));
+        })?;
         answer.recv().map_err(|_| Error::Closed)
     }
 
-    fn send(&self, command: Command) -> Result<(), Error> {
+    fn send(&self, task: impl FnOnce(&mut Supervisor, &News) + Send + 'static) -> Result<(), Error> {
+        self.command(Some(Box::new(task)))
+    }
+
+    fn command(&self, command: Command) -> Result<(), Error> {
         self.commands.send(command).map_err(|_| Error::Closed)?;
         self.bell.ring();
         Ok(())
@@ -191,7 +188,7 @@ impl Handle {
 
     /// From now on a socket, pipe or file gets what the consoles show, too; see [`Tee::add`].
     pub fn tee(&self, fd: OwnedFd) -> Result<(), Error> {
-        self.consoles.tee().add(fd)
+        self.consoles.tee.add(fd)
     }
 
     /// Stops waiting for the consoles to take the remaining output of ended groups.
@@ -211,7 +208,7 @@ impl Handle {
         if let Some(thread) = slot.take() {
             self.news.close();
             // Fails only if the thread has ended.
-            let _ = self.send(Command::Close);
+            let _ = self.command(None);
             let _ = thread.join();
         }
     }
@@ -265,10 +262,10 @@ fn serve(
         }
     };
     if embedded {
-        supervisor.set_worker_mask(mask.0);
+        supervisor.spawner.mask = mask;
     }
     if report
-        .send(Ok((supervisor.waker(), supervisor.consoles())))
+        .send(Ok((supervisor.waker(), Arc::clone(&supervisor.consoles))))
         .is_err()
     {
         return;
@@ -288,37 +285,8 @@ fn serve(
 fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) -> bool {
     loop {
         match commands.try_recv() {
-            Ok(Command::Start(spec, report)) => {
-                let result = supervisor.start(spec).inspect(|()| news.begin());
-                let _ = report.send(result);
-            }
-            Ok(Command::Add(worker, report)) => {
-                let _ = report.send(supervisor.add(*worker));
-            }
-            Ok(Command::StartForkServer(spec, patience, report)) => {
-                let _ = report.send(supervisor.start_fork_server(*spec, patience));
-            }
-            Ok(Command::JoinForkServer(link, is_prepared, report)) => {
-                let _ = report.send(supervisor.join_fork_server(link, is_prepared));
-            }
-            Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
-            Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),
-            Ok(Command::Kill) => supervisor.kill(),
-            Ok(Command::Listen(callers, report)) => {
-                let _ = report.send(supervisor.listen(callers));
-            }
-            Ok(Command::TakeCallers(report)) => {
-                let _ = report.send(supervisor.take_callers());
-            }
-            Ok(Command::Unlisten(report)) => {
-                supervisor.unlisten();
-                let _ = report.send(());
-            }
-            Ok(Command::Pids(report)) => {
-                let _ = report.send(supervisor.pids());
-            }
-            Ok(Command::LastLines(report)) => supervisor.last_lines(report),
-            Ok(Command::Close) | Err(TryRecvError::Disconnected) => return false,
+            Ok(Some(task)) => task(supervisor, news),
+            Ok(None) | Err(TryRecvError::Disconnected) => return false,
             Err(TryRecvError::Empty) => return true,
         }
     }

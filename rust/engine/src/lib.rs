@@ -22,7 +22,6 @@
 #![deny(unsafe_code)]
 
 pub mod affinity;
-mod bell;
 pub mod cgroup;
 mod clearing;
 pub mod error;
@@ -34,7 +33,7 @@ mod group;
 mod guard;
 mod handle;
 mod kernel_file;
-pub mod limits;
+mod limits;
 mod mux;
 mod orphans;
 pub mod os;
@@ -52,12 +51,12 @@ mod sys;
 mod token;
 mod tree;
 
-pub use bell::Bell;
 pub use error::Error;
 pub use event::Event;
 pub use features::Features;
 pub use guard::{Agent, Guard, Outcome};
 pub use handle::{Handle, Waited};
 pub use mux::{Display, Flushed, Progress, Recent, Tee, can_move_cursor, relayed};
+pub use poller::Bell;
 pub use signals::{Meaning, Refusal, Table};
 pub use supervisor::Supervisor;

@@ -9,21 +9,33 @@
 //! [proc_sys_fs(5)]: https://man7.org/linux/man-pages/man5/proc_sys_fs.5.html
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-mod read;
+use crate::cgroup::mount::{self, Hierarchy};
+use crate::kernel_file;
+use crate::procfs::{number, status_value};
+
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_RESOURCE: u32 = 24;
+const NO_LIMIT: &str = "unlimited";
+
+/// Descriptors that the engine and its owner need in addition to those of the workers, as a rule of thumb.
+pub(crate) const OWN_FDS: usize = 64;
+/// Descriptors of a worker at most: a pidfd, and two streams with a pipe and a file each.
+pub(crate) const MOST_WORKER_FDS: usize = 5;
 
 /// What a worker group needs from the machine. Only the workers themselves count, not the processes that they start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Need {
+pub(crate) struct Need {
     /// Worker processes.
-    pub workers: usize,
+    pub(crate) workers: usize,
     /// Threads that the engine starts for the group.
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Descriptors that the engine keeps open for each worker.
-    pub fds_per_worker: usize,
+    pub(crate) fds_per_worker: usize,
     /// Other open descriptors, including those of the caller.
-    pub fds_base: usize,
+    pub(crate) fds_base: usize,
 }
 
 /// A limit and how much of it is taken.
@@ -46,28 +58,21 @@ pub struct CgroupPids {
 
 /// The limits that apply to the caller. `None` (or an empty list): unlimited, exempt or unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Soft limit on descriptors (`RLIMIT_NOFILE`).
-    pub nofile_soft: Option<u64>,
+    pub(crate) nofile_soft: Option<u64>,
     /// Hard limit on descriptors.
-    pub nofile_hard: Option<u64>,
+    pub(crate) nofile_hard: Option<u64>,
     /// `fs.nr_open`: no process can have more descriptors, whatever its hard limit.
-    pub nr_open: Option<u64>,
+    pub(crate) nr_open: Option<u64>,
     /// `RLIMIT_NPROC` and the tasks of this user.
-    pub user_tasks: Option<Usage>,
+    pub(crate) user_tasks: Option<Usage>,
     /// `kernel.threads-max` and the tasks of the machine.
-    pub threads_max: Option<Usage>,
+    pub(crate) threads_max: Option<Usage>,
     /// `kernel.pid_max` and the pids in use in this pid namespace.
-    pub pid_max: Option<Usage>,
+    pub(crate) pid_max: Option<Usage>,
     /// Limits of our own cgroup and of the cgroups above it, innermost first.
-    pub cgroup_pids: Vec<CgroupPids>,
-}
-
-/// Changes that are needed before the group can start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Adjust {
-    /// New value for the soft `RLIMIT_NOFILE`, never above the hard limit; `None` if it need not be raised.
-    pub nofile: Option<u64>,
+    pub(crate) cgroup_pids: Vec<CgroupPids>,
 }
 
 /// The limit that is too low.
@@ -102,8 +107,7 @@ impl Limit {
 
 /// A limit is too low for the group. Displays as one line: the limit, its value, the needed value, and how to raise
 /// it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}", Sentence(self))]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortage {
     /// Workers in the group.
     pub workers: usize,
@@ -119,12 +123,43 @@ impl Limits {
     /// Reads the limits of the caller. `root` is `/`, or a directory with copies of the files in a test.
     ///
     /// Looks at single processes only if the cheap upper bound does not already prove that `need` fits.
-    pub fn read(root: &Path, need: &Need) -> Self {
-        read::limits(root, need)
+    pub(crate) fn read(root: &Path, need: &Need) -> Self {
+        let proc_root = root.join("proc");
+        let resource = kernel_file::read(proc_root.join("self/limits")).unwrap_or_default();
+        let resource = String::from_utf8_lossy(&resource);
+        let (nofile_soft, nofile_hard) = resource_limit(&resource, "Max open files");
+        let (user_limit, _) = resource_limit(&resource, "Max processes");
+        let user_limit = user_limit.filter(|_| !is_exempt(&proc_root));
+        let sysctl = |name: &str| one_number(&proc_root.join("sys").join(name));
+        let pid_max = sysctl("kernel/pid_max");
+        let threads_max = sysctl("kernel/threads-max");
+
+        // All tasks of the machine: an upper bound for this user's tasks and for the tasks in this pid namespace.
+        let total = kernel_file::read(proc_root.join("loadavg"))
+            .ok()
+            .and_then(|text| total_tasks(&text));
+        let tasks = (need.workers as u64).saturating_add(need.threads as u64);
+        let in_doubt = |limit: Option<u64>| {
+            limit.is_some_and(|limit| total.is_none_or(|total| total.saturating_add(tasks) > limit))
+        };
+        let count = (in_doubt(user_limit) || in_doubt(pid_max)).then(|| Count::of(&proc_root));
+        let usage = |limit: Option<u64>, exact: fn(&Count) -> u64| {
+            let used = count.as_ref().map(exact).or(total);
+            limit.zip(used).map(|(limit, used)| Usage { limit, used })
+        };
+        Self {
+            nofile_soft,
+            nofile_hard,
+            nr_open: sysctl("fs/nr_open"),
+            user_tasks: usage(user_limit, |count| count.own),
+            threads_max: threads_max.zip(total).map(|(limit, used)| Usage { limit, used }),
+            pid_max: usage(pid_max, |count| count.all),
+            cgroup_pids: cgroup_pids(root, &proc_root),
+        }
     }
 
-    /// Checks that the group fits, and returns what must be raised first.
-    pub fn check(&self, need: &Need) -> Result<Adjust, Shortage> {
+    /// Checks that the group fits. Returns the soft limit of open files that it needs, if that must be raised first.
+    pub(crate) fn check(&self, need: &Need) -> Result<Option<u64>, Shortage> {
         let workers = need.workers as u64;
         let short = |needed: u64, limit: Limit| Shortage {
             workers: need.workers,
@@ -152,27 +187,25 @@ impl Limits {
                 return Err(short(needed, limit));
             }
         }
-        Ok(Adjust {
-            nofile: self.nofile_soft.filter(|&soft| files > soft).map(|_| files),
-        })
+        Ok(self.nofile_soft.filter(|&soft| files > soft).map(|_| files))
     }
 }
 
 /// Reads the limits of this machine and checks a need against them.
-pub fn preflight(need: &Need) -> Result<Adjust, Shortage> {
+pub(crate) fn preflight(need: &Need) -> Result<Option<u64>, Shortage> {
     Limits::read(Path::new("/"), need).check(need)
 }
 
-struct Sentence<'shortage>(&'shortage Shortage);
+impl std::error::Error for Shortage {}
 
-impl fmt::Display for Sentence<'_> {
+impl fmt::Display for Shortage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shortage {
+        let Self {
             workers,
             threads,
             needed,
             limit,
-        } = self.0;
+        } = self;
         let verb = if *workers == 1 {
             "worker needs"
         } else {
@@ -220,6 +253,110 @@ impl fmt::Display for Sentence<'_> {
             ),
         }
     }
+}
+
+/// Soft and hard value of one line of `/proc/self/limits`.
+fn resource_limit(text: &str, name: &str) -> (Option<u64>, Option<u64>) {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap_or_default();
+    let mut values = line
+        .split_ascii_whitespace()
+        .map(|value| (value != NO_LIMIT).then(|| value.parse().ok()).flatten());
+    (values.next().flatten(), values.next().flatten())
+}
+
+/// Whether we are exempt from `RLIMIT_NPROC`: in the first user namespace, root is, and two capabilities exempt
+/// others.
+fn is_exempt(proc_root: &Path) -> bool {
+    let first_namespace = kernel_file::read(proc_root.join("self/uid_map")).is_ok_and(|map| {
+        String::from_utf8_lossy(&map)
+            .split_ascii_whitespace()
+            .eq(["0", "0", "4294967295"])
+    });
+    let Ok(status) = kernel_file::read(proc_root.join("self/status")) else {
+        return false;
+    };
+    let capabilities = status_value(&status, "CapEff")
+        .and_then(|digits| u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok())
+        .unwrap_or(0);
+    first_namespace
+        && (own_uid(&status) == Some(0) || capabilities & (1 << CAP_SYS_ADMIN | 1 << CAP_SYS_RESOURCE) != 0)
+}
+
+fn own_uid(status: &[u8]) -> Option<u32> {
+    number(
+        status_value(status, "Uid")?
+            .split(u8::is_ascii_whitespace)
+            .next()?,
+    )
+}
+
+fn one_number(file: &Path) -> Option<u64> {
+    number(kernel_file::read(file).ok()?.trim_ascii())
+}
+
+/// The second half of the fourth field of `/proc/loadavg`: tasks that exist.
+fn total_tasks(text: &[u8]) -> Option<u64> {
+    let field = text.split(|&byte| byte == b' ').nth(3)?;
+    let slash = field.iter().position(|&byte| byte == b'/')?;
+    number(&field[slash + 1..])
+}
+
+/// Tasks that can be seen, counted one process at a time.
+struct Count {
+    all: u64,
+    own: u64,
+}
+
+impl Count {
+    fn of(proc_root: &Path) -> Self {
+        let mut count = Self { all: 0, own: 0 };
+        let status = kernel_file::read(proc_root.join("self/status")).unwrap_or_default();
+        let uid = own_uid(&status);
+        for entry in std::fs::read_dir(proc_root).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+                let (threads, owner) = threads_of(&entry.path()).unwrap_or_default();
+                count.all += threads;
+                count.own += if Some(owner) == uid { threads } else { 0 };
+            }
+        }
+        count
+    }
+}
+
+/// The number of a process's threads, and its user. The link count of `task` is two more than its entries.
+fn threads_of(process: &Path) -> Option<(u64, u32)> {
+    let tasks = process.join("task").metadata().ok()?;
+    Some((tasks.nlink().saturating_sub(2), tasks.uid()))
+}
+
+/// The limits on every level from our own cgroup up to the highest visible one, in v1 and v2. All of them bind.
+fn cgroup_pids(root: &Path, proc_root: &Path) -> Vec<CgroupPids> {
+    let text = |name: &str| kernel_file::read(proc_root.join("self").join(name)).unwrap_or_default();
+    let (mountinfo, cgroup) = (text("mountinfo"), text("cgroup"));
+    let mut found = Vec::new();
+    for hierarchy in [Hierarchy::Unified, Hierarchy::Controller("pids")] {
+        let Some(place) = mount::own_place(&mountinfo, &cgroup, hierarchy) else {
+            continue;
+        };
+        for dir in place
+            .dir
+            .ancestors()
+            .take_while(|dir| dir.starts_with(&place.mount_point))
+        {
+            let file = dir.join("pids.max");
+            let limit = one_number(&mount::rooted(root, &file));
+            let used = one_number(&mount::rooted(root, &dir.join("pids.current")));
+            found.extend(limit.zip(used).map(|(limit, used)| CgroupPids {
+                file,
+                usage: Usage { limit, used },
+            }));
+        }
+    }
+    found
 }
 
 #[cfg(test)]

@@ -13,13 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::bell::Bell;
 use crate::error::Error;
 use crate::event::LogNotice;
+use crate::poller::Bell;
 use crate::poller::Poller;
 use crate::spec::{Console, LogOptions};
 
-mod cap;
 mod compose;
 mod consoles;
 mod display;
@@ -30,10 +29,9 @@ mod ring;
 mod screen;
 mod search;
 mod side;
+mod stamp;
 mod tee;
 mod terminal;
-mod text;
-mod whole;
 mod writer;
 
 pub use compose::relayed;
@@ -82,13 +80,17 @@ pub(crate) struct Outcome {
 /// The last line of each worker that has written one, with the index of the worker.
 pub(crate) type LastLines = Vec<(usize, Vec<u8>)>;
 
-enum Order {
+/// What the thread is to do.
+pub(crate) enum Order {
+    /// Reopen the log files.
     Reopen,
+    /// Note that the workers were interrupted.
     Interrupt,
-    Resize {
-        from_terminal: bool,
-    },
+    /// Note that the size of our terminal has changed.
+    Resize { from_terminal: bool },
+    /// Send the last lines of the workers. Of a stream whose end is not kept, they are known from the first order on.
     LastLines(Sender<LastLines>),
+    /// See [`Mux::finish`].
     Finish(Finish),
     #[cfg(test)]
     Panic,
@@ -183,29 +185,9 @@ impl Mux {
         Ok(())
     }
 
-    /// Reopens the log files.
-    pub(crate) fn reopen(&self) {
-        self.order(Order::Reopen);
-    }
-
-    /// Tells the thread that the workers were interrupted.
-    pub(crate) fn interrupt(&self) {
-        self.order(Order::Interrupt);
-    }
-
-    /// Tells the thread that the size of our terminal has changed.
-    pub(crate) fn resize(&self, from_terminal: bool) {
-        self.order(Order::Resize { from_terminal });
-    }
-
-    /// The argument of [`Mux::resize`], once the workers' terminals have the new size.
+    /// Whether our terminal reported [`Order::Resize`], once the workers' terminals have the new size.
     pub(crate) fn take_resized(&self) -> Option<bool> {
         self.link.mailbox().resized.take()
-    }
-
-    /// Sends the last lines of the workers. Of a stream whose end is not kept, they are known from the first call on.
-    pub(crate) fn last_lines(&self, report: Sender<LastLines>) {
-        self.order(Order::LastLines(report));
     }
 
     /// Reads what the streams still hold, shows and writes it, and ends the thread. The outcome appears when that is
@@ -227,7 +209,8 @@ impl Mux {
         self.link.hurry.store(true, Ordering::SeqCst);
     }
 
-    fn order(&self, order: Order) {
+    /// Gives the thread something to do.
+    pub(crate) fn order(&self, order: Order) {
         self.link.mailbox().orders.push(order);
         self.link.bell.ring();
     }

@@ -1,11 +1,11 @@
 //! System calls for the other crates of dsl: [`crate::sys`] is the only home of `unsafe`.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::thread::JoinHandle;
 
-use crate::sys;
 use crate::sys::signal::{self, SignalSet};
+
+pub use crate::sys::{duplicate, limit_unsent, take_over};
 
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -27,19 +27,4 @@ pub(crate) fn spawn_quiet_with(
         .spawn(move || body(mask));
     signal::set_mask(mask);
     spawned
-}
-
-/// Takes over a descriptor by its number. The caller must be its only owner.
-pub fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
-    sys::take_over(fd)
-}
-
-/// A copy of a descriptor, known by its number, that no other program inherits.
-pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    sys::duplicate(fd)
-}
-
-/// Lets the kernel hold at most so many bytes of a TCP connection that it has not sent yet.
-pub fn limit_unsent(socket: impl AsFd, bytes: u32) -> io::Result<()> {
-    sys::limit_unsent(socket.as_fd(), bytes)
 }

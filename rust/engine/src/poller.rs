@@ -1,10 +1,12 @@
-//! An epoll set whose events carry a token that the owner chooses.
+//! An epoll set whose events carry a token that the owner chooses, waits for single descriptors, and a bell by which one
+//! thread wakes another.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::Errno;
 
 use crate::error::Error;
 
@@ -12,24 +14,6 @@ use crate::error::Error;
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Events taken from the kernel at once.
 const BATCH: usize = 512;
-
-impl Ready {
-    fn of(event: &epoll::Event) -> Self {
-        use epoll::EventFlags as Flags;
-        let flags = event.flags;
-        Self {
-            token: event.data.u64(),
-            is_readable: flags.contains(Flags::IN),
-            is_broken: flags.intersects(Flags::ERR | Flags::HUP),
-        }
-    }
-}
-
-impl AsFd for Poller {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-}
 
 /// What to wait for. The end of the other side is reported in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -122,17 +106,28 @@ impl Poller {
 
     /// As `wait`, and says what has happened.
     pub fn wait_ready(&self, timeout: Option<Duration>) -> Result<Vec<Ready>, Error> {
+        use epoll::EventFlags as Flags;
+        let to_ready = |event: &epoll::Event| {
+            let flags = event.flags;
+            Ready {
+                token: event.data.u64(),
+                is_readable: flags.contains(Flags::IN),
+                is_broken: flags.intersects(Flags::ERR | Flags::HUP),
+            }
+        };
         let mut list = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
-        let timeout = timeout.map(|timeout| timeout.min(LONGEST));
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout.min(LONGEST)).ok());
         match epoll::wait(&self.epoll, &mut list, timeout.as_ref()) {
-            Ok((ready, _)) => Ok(ready.iter().map(Ready::of).collect()),
-            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
+            Ok((ready, _)) => Ok(ready.iter().map(to_ready).collect()),
+            Err(Errno::INTR) => Ok(Vec::new()),
             Err(error) => Err(Error::os("epoll_wait")(error)),
         }
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 }
 
@@ -146,15 +141,56 @@ pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        match poll(&mut polled, Some(&left)) {
-            Err(rustix::io::Errno::INTR) => {}
-            ready => return ready.is_ok_and(|count| count > 0),
+        match poll_once(fds, PollFlags::IN, Some(left)) {
+            Ok(false) if Instant::now() < deadline => {}
+            ready => return ready == Ok(true),
         }
+    }
+}
+
+/// Waits until one of these descriptors is as `flags` say, hung up or broken. False: the time is over (`None`: never), or
+/// a signal handler has run.
+pub fn poll_once(fds: &[BorrowedFd<'_>], flags: PollFlags, timeout: Option<Duration>) -> Result<bool, Errno> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, flags)).collect();
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match poll(&mut polled, timeout.as_ref()) {
+        Err(Errno::INTR) => Ok(false),
+        ready => ready.map(|count| count > 0),
+    }
+}
+
+/// Becomes readable at the first ring and stays so until it is silenced, no matter how often it was rung.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// Makes a bell that has not been rung.
+    pub fn new() -> Result<Self, Error> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        fd.map(Self).map_err(Error::os("eventfd"))
+    }
+
+    /// Rings the bell: makes it readable.
+    pub fn ring(&self) {
+        // The 64-bit counter cannot overflow in practice.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Whether the bell was rung and not silenced since.
+    pub fn is_rung(&self) -> bool {
+        is_readable(&self.0)
+    }
+
+    /// Makes the bell unreadable, and returns whether it was rung. If several threads call this, only one gets true.
+    pub fn silence(&self) -> bool {
+        let mut counter = [0u8; 8];
+        rustix::io::read(&self.0, &mut counter).is_ok()
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -174,5 +210,18 @@ mod tests {
         assert_eq!(poller.wait(now).unwrap(), [0u64; 0]);
         poller.watch(&read, 32).unwrap();
         assert_eq!(poller.wait(now).unwrap(), [32]);
+    }
+
+    #[test]
+    fn rings_are_heard_until_it_is_silenced_and_only_once() {
+        let bell = Bell::new().unwrap();
+        assert!(!bell.is_rung());
+        assert!(!bell.silence());
+        bell.ring();
+        bell.ring();
+        assert!(bell.is_rung());
+        assert!(bell.silence());
+        assert!(!bell.is_rung());
+        assert!(!bell.silence());
     }
 }

@@ -1,21 +1,21 @@
 //! TCP ports: checks whether a process can listen on a port now.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 
 /// Listens on the port for an instant, on all addresses as a `TCPStore` does. Port 0 means any free port.
 ///
 /// Returns the port. An error comes from the kernel: the port is taken, not permitted, or there is no network.
 pub fn probe(port: u16) -> io::Result<u16> {
-    let six = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0));
-    let four = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
-    match listen_at(six) {
-        Err(errno) if is_missing(errno) => Ok(listen_at(four)?),
-        found => Ok(found?),
-    }
+    let at = |address: IpAddr| listen_at(SocketAddr::new(address, port), 1);
+    let listener = match at(Ipv6Addr::UNSPECIFIED.into()) {
+        Err(errno) if is_missing(errno) => at(Ipv4Addr::UNSPECIFIED.into()),
+        found => found,
+    }?;
+    Ok(listener.local_addr()?.port())
 }
 
 /// Whether the machine has no addresses of this family.
@@ -23,28 +23,24 @@ fn is_missing(errno: Errno) -> bool {
     matches!(errno, Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL)
 }
 
-fn listen_at(address: SocketAddr) -> Result<u16, Errno> {
-    let family = if address.is_ipv6() {
-        AddressFamily::INET6
-    } else {
-        AddressFamily::INET
+/// Listens at an address, at an unspecified one of IPv6 for connections by IPv4, too. Up to `backlog` of them may wait.
+pub fn listen_at(address: SocketAddr, backlog: i32) -> Result<TcpListener, Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let listener = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_reuseaddr(&listener, true)?;
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
     if address.is_ipv6() {
-        // Accepts IPv4 connections as well.
-        sockopt::set_ipv6_v6only(&listener, false)?;
+        sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
     }
-    bind(&listener, &address)?;
-    listen(&listener, 1)?;
-    let bound = SocketAddr::try_from(getsockname(&listener)?)?;
-    Ok(bound.port())
+    bind(&socket, &address)?;
+    listen(&socket, backlog)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
 
     #[test]
@@ -69,7 +65,7 @@ mod tests {
     fn a_machine_without_one_family_is_asked_for_the_other() {
         assert!(is_missing(Errno::AFNOSUPPORT));
         assert!(!is_missing(Errno::ADDRINUSE));
-        let four = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
-        assert!(listen_at(four).unwrap() >= 1024);
+        let four = listen_at((Ipv4Addr::UNSPECIFIED, 0).into(), 1).unwrap();
+        assert!(four.local_addr().unwrap().port() >= 1024);
     }
 }

@@ -61,16 +61,9 @@ pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
             .any(|value| value.split(|&byte| byte == b':').any(|item| item == token))
 }
 
-/// Whether a process is stopped, by a signal or by a debugger; false if that cannot be seen.
-pub(crate) fn is_stopped(pid: i32) -> bool {
-    let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
-    stat.is_ok_and(|stat| stat.is_stopped())
-}
-
-/// Whether a process is stopped by a signal, not by a debugger; false if that cannot be seen.
-pub(crate) fn is_halted(pid: i32) -> bool {
-    let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
-    stat.is_ok_and(|stat| stat.state == b'T')
+/// The state letter of a process; `None` if it cannot be seen.
+pub(crate) fn state(pid: i32) -> Option<u8> {
+    Some(ProcFs::open().ok()?.stat(pid).ok()?.state)
 }
 
 /// Pids of the children of this process, living and dead, with those that it has adopted.
@@ -296,12 +289,11 @@ impl ProcFs {
 
     /// Whether a process was started with a variable of this name; `false` if we may not see that.
     pub(crate) fn was_started_with(&mut self, pid: i32, key: &[u8]) -> bool {
-        let environ = read_whole(&self.dir, path(&mut self.name, pid, "environ"), &mut self.text);
-        environ.unwrap_or_default().split(|&byte| byte == 0).any(|entry| {
-            entry
-                .strip_prefix(key)
-                .is_some_and(|rest| rest.first() == Some(&b'='))
-        })
+        let environ = self.environ(pid);
+        let mut rests = environ
+            .split(|&byte| byte == 0)
+            .filter_map(|entry| entry.strip_prefix(key));
+        rests.any(|rest| rest.first() == Some(&b'='))
     }
 
     /// Whether the process was started with the variable `key`, with `token` as an item of its `:`-separated value.

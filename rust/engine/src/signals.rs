@@ -1,10 +1,8 @@
 //! What a signal to the job means: one table, and how the agent and the guard react.
 
+use std::time::{Duration, Instant};
+
 use crate::sys::signal::{Received, SignalSet};
-
-mod requests;
-
-pub(crate) use requests::Requests;
 
 /// The numbers of signals.
 const NUMBERS: std::ops::RangeInclusive<i32> = 1..=64;
@@ -39,6 +37,17 @@ const FAULTS: [(i32, &str); 7] = [
     (libc::SIGABRT, "SIGABRT"),
     (libc::SIGSYS, "SIGSYS"),
 ];
+/// Signals of one process within this time are one request: `timeout` signals its child and then the group that
+/// both are in, and systemd sends SIGHUP behind SIGTERM. No user repeats a request so quickly.
+const SAME_REQUEST: Duration = Duration::from_millis(50);
+/// An agent may hear one request twice: from its guard, which may be slow on a busy machine, and from the sender
+/// (or from the terminal, if guard and agent are both in its group). The kernel may merge the two signals into one,
+/// so each must count as the request.
+const TWINS: Duration = Duration::from_secs(3);
+/// A terminal hangs up once. A job hears of it from the shell, and from the kernel when the shell is gone.
+const HANG_UP: Duration = Duration::from_secs(5);
+/// After the first Ctrl-\ a second one within this time ends the job.
+const INSISTS: Duration = Duration::from_secs(5);
 /// The signal that an agent gets when its guard dies, if the agent cannot watch the guard through a descriptor. It is
 /// the last real-time signal. If another process sends it, the agent sees that the guard is still alive.
 pub(crate) const GUARD_DEATH: i32 = 64;
@@ -57,20 +66,16 @@ pub enum Meaning {
 
 /// Why a signal cannot be in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what it is about")]
 pub enum Refusal {
-    /// There is no signal of this number.
     #[error("there is no signal {0}: signals have the numbers 1 to 64")]
     NoSignal(i32),
-    /// The C library uses it between its threads.
     #[error("signal {0} is used by the C library itself: take one from 34 on")]
     Reserved(i32),
-    /// No process can catch it.
     #[error("{0} cannot be taken, because no process can catch it: leave it out")]
     Uncatchable(&'static str),
-    /// It says that a child has changed.
     #[error("SIGCHLD cannot be taken, because it tells of the ends of workers: leave it out")]
     Child,
-    /// The processor or the program itself raises it.
     #[error("{0} cannot be taken, because it tells a process of its own fault: leave it out")]
     Fault(&'static str),
 }
@@ -81,9 +86,8 @@ pub enum Refusal {
 /// SIGTSTP, SIGCONT and SIGWINCH are in every table, and forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
-    stop: SignalSet,
-    forward: SignalSet,
-    preempt: SignalSet,
+    /// The signals of each meaning, by its number.
+    sets: [SignalSet; 3],
     /// Signals that do not count if a key of the terminal has sent them.
     deaf: SignalSet,
 }
@@ -91,10 +95,11 @@ pub struct Table {
 impl Default for Table {
     /// SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job, SIGUSR1 and SIGUSR2 are forwarded.
     fn default() -> Self {
-        let mut table = Self::job_control();
-        table.stop = SignalSet::of(&STOPPING);
-        table.forward.0 |= SignalSet::of(&USERS).0;
-        table
+        let stop = STOPPING.map(|signal| (signal, Meaning::Stop));
+        let users = USERS.map(|signal| (signal, Meaning::Forward));
+        stop.into_iter()
+            .chain(users)
+            .fold(Self::job_control(), Self::with)
     }
 }
 
@@ -108,45 +113,40 @@ impl Table {
             if JOB_CONTROL.contains(&signal) {
                 continue;
             }
-            table = table.without(signal);
-            let set = match meaning {
-                Meaning::Stop => &mut table.stop,
-                Meaning::Forward => &mut table.forward,
-                Meaning::Preempt => &mut table.preempt,
-            };
-            set.0 |= SignalSet::of(&[signal]).0;
+            table = table.with((signal, meaning));
         }
         Ok(table)
     }
 
     fn job_control() -> Self {
+        let mut sets = [SignalSet::NONE; 3];
+        sets[Meaning::Forward as usize] = SignalSet::of(&JOB_CONTROL);
         Self {
-            stop: SignalSet::default(),
-            forward: SignalSet::of(&JOB_CONTROL),
-            preempt: SignalSet::default(),
-            deaf: SignalSet::default(),
+            sets,
+            deaf: SignalSet::NONE,
         }
     }
 
     /// What a signal means; `None` if the table does not have it.
     pub fn meaning(&self, signal: i32) -> Option<Meaning> {
-        [
-            (self.stop, Meaning::Stop),
-            (self.forward, Meaning::Forward),
-            (self.preempt, Meaning::Preempt),
-        ]
-        .into_iter()
-        .find_map(|(set, meaning)| has(set, signal).then_some(meaning))
+        let meanings = [Meaning::Stop, Meaning::Forward, Meaning::Preempt];
+        meanings
+            .into_iter()
+            .find(|meaning| has(self.set(*meaning), signal))
+    }
+
+    fn set(&self, meaning: Meaning) -> SignalSet {
+        self.sets[meaning as usize]
     }
 
     /// Whether a signal announces a preemption.
     pub(crate) fn has_preemption(&self) -> bool {
-        self.preempt != SignalSet::NONE
+        self.set(Meaning::Preempt) != SignalSet::NONE
     }
 
     /// All signals of the table.
     pub(crate) fn taken(&self) -> SignalSet {
-        SignalSet(self.stop.0 | self.forward.0 | self.preempt.0)
+        SignalSet(self.sets.iter().fold(0, |all, set| all | set.0))
     }
 
     /// The table of a process that has inherited that some signals are ignored, as under `nohup` or behind `&`: what is
@@ -168,18 +168,22 @@ impl Table {
 
     /// The signals that stop the job.
     pub(crate) fn stopping(&self) -> impl Iterator<Item = i32> {
-        let stop = self.stop;
+        let stop = self.set(Meaning::Stop);
         NUMBERS.filter(move |signal| has(stop, *signal))
     }
 
     fn without(self, signal: i32) -> Self {
         let others = !SignalSet::of(&[signal]).0;
         Self {
-            stop: SignalSet(self.stop.0 & others),
-            forward: SignalSet(self.forward.0 & others),
-            preempt: SignalSet(self.preempt.0 & others),
-            deaf: self.deaf,
+            sets: self.sets.map(|set| SignalSet(set.0 & others)),
+            ..self
         }
+    }
+
+    fn with(self, (signal, meaning): (i32, Meaning)) -> Self {
+        let mut table = self.without(signal);
+        table.sets[meaning as usize].0 |= SignalSet::of(&[signal]).0;
+        table
     }
 
     /// Whether this is a SIGHUP that would stop the job but does not come from a terminal: log rotation sends it to
@@ -304,6 +308,73 @@ pub(crate) fn decide_passage(table: &Table, received: Received, is_copy: bool, r
         None if STALLING.contains(&received.signal) => Passage::Stall,
         Some(Meaning::Forward) | None => Passage::Plain,
     }
+}
+
+/// The signals that have come lately.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    last: Option<(Received, Instant)>,
+    hang_up: Option<Instant>,
+    /// Signals that have come one way, directly or through the guard, and may still come the other way.
+    singles: Vec<(Received, Instant)>,
+    explained: Option<Instant>,
+}
+
+impl Requests {
+    /// Notes a signal. Returns whether it is only a copy of an earlier request.
+    pub(crate) fn is_copy(&mut self, table: &Table, received: Received, now: Instant) -> bool {
+        if JOB_CONTROL.contains(&received.signal) {
+            return false;
+        }
+        let has_twin = self.has_twin(received, now);
+        let last = self.last.replace((received, now));
+        let is_repeated =
+            last.is_some_and(|(last, at)| now - at < SAME_REQUEST && is_same_request(table, last, received));
+        let is_hang_up = received.signal == libc::SIGHUP && received.from_terminal;
+        let hung_up = if is_hang_up {
+            self.hang_up.replace(now)
+        } else {
+            None
+        };
+        has_twin || is_repeated || hung_up.is_some_and(|at| now - at < HANG_UP)
+    }
+
+    /// Whether a signal, which is no copy, only asks what the workers do: it is the first Ctrl-\ of a terminal, where
+    /// that would stop the job.
+    pub(crate) fn asks(&mut self, table: &Table, received: Received, now: Instant) -> bool {
+        let is_key = received.signal == libc::SIGQUIT && received.from_terminal;
+        if !is_key || table.meaning(libc::SIGQUIT) != Some(Meaning::Stop) {
+            return false;
+        }
+        let insists = self.explained.is_some_and(|at| now - at < INSISTS);
+        self.explained = if insists { None } else { Some(now) };
+        !insists
+    }
+
+    /// Whether the same signal has just come the other way. Each signal can be the twin of one other signal.
+    fn has_twin(&mut self, received: Received, now: Instant) -> bool {
+        self.singles.retain(|(_, at)| now - *at < TWINS);
+        let is_twin = |(other, _): &(Received, Instant)| {
+            let may_be_one_senders =
+                other.sender == received.sender || [other.sender, received.sender].contains(&0);
+            other.signal == received.signal && other.passed_on != received.passed_on && may_be_one_senders
+        };
+        if let Some(place) = self.singles.iter().position(is_twin) {
+            self.singles.remove(place);
+            return true;
+        }
+        self.singles.push((received, now));
+        false
+    }
+}
+
+/// Whether two signals are one request. A signal without a known sender may come from another process, and a
+/// forwarded signal may be meant twice.
+fn is_same_request(table: &Table, last: Received, received: Received) -> bool {
+    let ends = |received: Received| table.meaning(received.signal) == Some(Meaning::Stop);
+    let is_forwarded = table.meaning(received.signal) == Some(Meaning::Forward);
+    let is_alike = last.signal == received.signal || (ends(last) && ends(received));
+    last.sender == received.sender && received.sender != 0 && is_alike && !is_forwarded
 }
 
 #[cfg(test)]

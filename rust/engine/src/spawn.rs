@@ -3,36 +3,40 @@
 //! Everything that can be prepared is prepared here, before the child exists: paths are resolved, files opened,
 //! tables built. The steps of the child itself are in `sys::clone`.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-use rustix::process::{Rlimit, getpid};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{Resource, Rlimit, getpid, setrlimit};
+use rustix::stdio::stdin;
 
-use crate::cgroup::AttemptCgroup;
-use crate::event::StartFailure;
+use crate::cgroup::Cgroup;
+use crate::event::{Stage, StartFailure};
 use crate::features::Features;
+use crate::forkserver::{Plan, Stderr};
 use crate::poller::Poller;
 use crate::spec::{LaunchSpec, MemoryMode, WorkerSpec};
 use crate::sys;
 use crate::sys::clone::{
-    self, ChildPlan, ChildStack, Descriptors, Entry, Failure, Interfaces, MemoryPolicy, PointerArray,
-    ProcessGroup, Step,
+    self, ChildPlan, ChildStack, Descriptors, Entry, Failure, MemoryPolicy, PointerArray, ProcessGroup,
+    StdioSource,
 };
 use crate::sys::signal::SignalSet;
 
-mod descriptors;
 mod environment;
-mod fork;
-mod program;
+mod helpers;
 mod streams;
 
-use descriptors::inheritable_descriptors;
-pub(crate) use descriptors::{all_descriptors, fill_standard_streams, open_files_limit};
 pub(crate) use environment::EnvTable;
-pub(crate) use fork::{Prepared, Unordered};
-use program::Programs;
-use streams::{Ends, Slots};
+use environment::Programs;
+pub(crate) use helpers::{Helpers, MOST_THREADS, Shared};
+use streams::{Ends, Slots, borrow};
+
+/// From so many workers on, several threads start a group.
+const LARGE: usize = 32;
 
 /// A started worker.
 pub(crate) struct Started {
@@ -41,21 +45,36 @@ pub(crate) struct Started {
     pub(crate) pidfd: Option<OwnedFd>,
     /// Whether it was born in the attempt's cgroup, so that its children are born there as well.
     pub(crate) in_cgroup: bool,
-    /// Read ends of stdout and stderr, if the spec asks for pipes or logs.
-    pub(crate) pipes: [Option<OwnedFd>; 2],
-    /// Log files of stdout and stderr.
-    pub(crate) files: [Option<OwnedFd>; 2],
+    pub(crate) ends: Ends,
     /// Why the worker is not bound as its spec says; `None` if it is.
     pub(crate) unbound: Option<Failure>,
+}
+
+/// An order for a fork server, and our ends of the worker's output.
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    /// Sent with the order: the engine's directory, the streams, the cgroup's list of processes, the descriptors
+    /// that the worker keeps.
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) ends: Ends,
+}
+
+/// Why there is no order.
+pub(crate) enum Unordered {
+    /// The worker cannot be started in any way.
+    Failed(StartFailure),
+    /// We may not search our working directory, so we cannot hand it to a fork server. A program that we execute
+    /// ourselves is there already.
+    NoDirectory(io::Error),
 }
 
 /// Starts workers, always from the same thread: the kernel sends the parent-death signal when that thread ends.
 pub(crate) struct Spawner {
     stack: ChildStack,
     slots: Slots,
-    interfaces: Interfaces,
-    close_range: bool,
-    mask: SignalSet,
+    pub(crate) features: Features,
+    /// The signal mask that workers get.
+    pub(crate) mask: SignalSet,
     open_files: (u64, u64),
     programs: Programs,
     inheritable: Vec<RawFd>,
@@ -64,19 +83,11 @@ pub(crate) struct Spawner {
 /// Facts that all workers of one attempt share.
 pub(crate) struct AttemptContext<'a> {
     pub(crate) env: &'a EnvTable,
-    pub(crate) cgroup: Option<&'a AttemptCgroup>,
+    pub(crate) cgroup: Option<&'a Cgroup>,
     /// Process group of a foreground worker.
     pub(crate) foreground_group: Option<i32>,
     /// The poller that reports deaths.
     pub(crate) poller: &'a Poller,
-}
-
-impl AttemptContext<'_> {
-    /// The process group of a foreground worker; 0 if it has no number in our pid namespace.
-    pub(crate) fn own_foreground_group(&self) -> i32 {
-        let named = self.foreground_group.filter(|&group| group != 0);
-        named.unwrap_or_else(sys::process_group)
-    }
 }
 
 impl Spawner {
@@ -87,11 +98,7 @@ impl Spawner {
         Ok(Self {
             stack: ChildStack::new()?,
             slots: Slots::new()?,
-            interfaces: Interfaces {
-                clone3: features.clone3,
-                pidfd: features.pidfd,
-            },
-            close_range: features.close_range,
+            features,
             mask,
             open_files: (unlimited(open_files.current), unlimited(open_files.maximum)),
             programs: Programs::default(),
@@ -99,14 +106,22 @@ impl Spawner {
         })
     }
 
-    /// Whether this kernel can start a worker inside a cgroup.
-    pub(crate) fn can_enter_cgroups(&self) -> bool {
-        self.interfaces.clone3
+    /// Whether other threads shall help to start so many workers.
+    pub(crate) fn may_have_helpers(&self, workers: usize) -> bool {
+        // Else a child has a copy of our whole table until its program runs, with ends of other workers' pipes.
+        let leaves_table = self.features.clone3 && self.features.close_range;
+        leaves_table && workers >= if self.features.threads.is_some() { 2 } else { LARGE }
     }
 
-    /// Changes the signal mask that workers get.
-    pub(crate) fn set_mask(&mut self, mask: SignalSet) {
-        self.mask = mask;
+    /// A spawner for another thread.
+    fn twin(&self) -> io::Result<Self> {
+        Ok(Self {
+            stack: ChildStack::new()?,
+            slots: self.slots.twin()?,
+            programs: Programs::default(),
+            inheritable: Vec::new(),
+            ..*self
+        })
     }
 
     /// Our terminal may have another size, which workers ask their stdin for.
@@ -117,7 +132,7 @@ impl Spawner {
     /// Call this once before each group.
     pub(crate) fn prepare(&mut self) -> io::Result<()> {
         self.programs.clear();
-        if !self.close_range {
+        if !self.features.close_range {
             self.inheritable = inheritable_descriptors()?;
         }
         Ok(())
@@ -149,7 +164,7 @@ impl Spawner {
             path: &path,
             argv: &argv,
             envp: &envp,
-            descriptors: if self.close_range {
+            descriptors: if self.features.close_range {
                 let highest = kept.last().map_or(0, |fd| *fd as u32 + 1);
                 Descriptors::Unshare(self.slots.first_unkept().max(highest))
             } else {
@@ -177,9 +192,9 @@ impl Spawner {
             },
             // Without `close_range` the child has a copy of our descriptor table, in which another file may have the
             // pidfd's number.
-            watch: self.close_range.then(|| (context.poller.as_fd(), token)),
+            watch: self.features.close_range.then(|| (context.poller.as_fd(), token)),
         };
-        let result = run(&plan, &mut self.stack, &mut self.interfaces, context.cgroup);
+        let result = run(&plan, &mut self.stack, &mut self.features, context.cgroup);
         self.slots.release();
         match result {
             Ok((spawned, in_cgroup)) => Ok(Started {
@@ -188,22 +203,74 @@ impl Spawner {
                     .pidfd
                     .filter(|pidfd| spawned.watched || context.poller.watch(pidfd, token).is_ok()),
                 in_cgroup,
-                pipes: ends.pipes,
-                files: ends.files,
+                ends,
                 unbound: spawned.unbound,
             }),
             Err(failure) => Err(refused(failure, spec, path)),
         }
     }
+
+    /// Prepares the order for one worker. Opens its descriptors as if we started the worker ourselves.
+    pub(crate) fn order(
+        &mut self,
+        launch: &LaunchSpec,
+        worker: usize,
+        entry: usize,
+        context: &AttemptContext<'_>,
+    ) -> Result<Prepared, Unordered> {
+        let of_streams = |errno| Unordered::Failed(of_streams(errno));
+        let spec = &launch.workers[worker];
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, c".", flags, Mode::empty());
+        let directory = directory.map_err(|errno| Unordered::NoDirectory(errno.into()))?;
+        let mut ends = Ends::default();
+        let placed = self.slots.place(spec, &mut ends);
+        let placed = placed.map_err(Unordered::Failed);
+        let gathered = placed.and_then(|stdio| gather(directory, stdio).map_err(of_streams));
+        self.slots.release();
+        let (mut fds, stderr) = gathered?;
+        let cgroup = context.cgroup.and_then(|cgroup| cgroup.list().ok());
+        let has_cgroup = cgroup.is_some();
+        fds.extend(cgroup);
+        let mut kept = spec.keep_fds.clone();
+        kept.sort_unstable();
+        for fd in &kept {
+            fds.push(borrow(*fd).map_err(of_streams)?);
+        }
+        let memory = spec.memory.as_ref();
+        let plan = Plan {
+            argv: spec.argv.clone(),
+            entry: entry as u32,
+            environ: context.env.block(&spec.env).map(CStr::to_owned).collect(),
+            cwd: spec.cwd.clone(),
+            stderr,
+            has_cgroup,
+            kept,
+            group: if spec.foreground {
+                // 0: it has no number in our pid namespace.
+                let named = context.foreground_group.filter(|&group| group != 0);
+                named.unwrap_or_else(sys::process_group)
+            } else {
+                0
+            },
+            open_files: self.open_files,
+            cpus: bit_mask(&spec.cpus),
+            memory: memory.map(|(mode, nodes)| memory_policy(*mode, nodes)),
+            requires_cpus: launch.binding.requires_cpus(),
+            requires_memory: launch.binding.requires_memory(),
+            mask: self.mask,
+        };
+        Ok(Prepared { plan, fds, ends })
+    }
 }
 
 fn refused(failure: Failure, spec: &WorkerSpec, program: CString) -> StartFailure {
     StartFailure {
-        stage: failure.step.into(),
+        stage: failure.step,
         errno: failure.errno,
         path: match failure.step {
-            Step::Exec => Some(program),
-            Step::Chdir => spec.cwd.clone(),
+            Stage::Exec => Some(program),
+            Stage::Chdir => spec.cwd.clone(),
             _ => None,
         },
     }
@@ -214,20 +281,20 @@ fn refused(failure: Failure, spec: &WorkerSpec, program: CString) -> StartFailur
 fn run(
     plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
-    interfaces: &mut Interfaces,
-    cgroup: Option<&AttemptCgroup>,
+    features: &mut Features,
+    cgroup: Option<&Cgroup>,
 ) -> Result<(clone::Spawned, bool), Failure> {
-    let mut cgroup = cgroup.map(AttemptCgroup::dir);
+    let mut cgroup = cgroup.map(Cgroup::dir);
     loop {
-        cgroup = cgroup.filter(|_| interfaces.clone3);
-        let failure = match clone::spawn(plan, stack, *interfaces, cgroup) {
+        cgroup = cgroup.filter(|_| features.clone3);
+        let failure = match clone::spawn(plan, stack, *features, cgroup) {
             Ok(spawned) => return Ok((spawned, cgroup.is_some())),
             Err(failure) => failure,
         };
         match (failure.step, failure.errno) {
-            (Step::Clone, errno) if cgroup.is_some() && errno != libc::EAGAIN => cgroup = None,
-            (Step::Clone, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) if interfaces.clone3 => {
-                interfaces.clone3 = false;
+            (Stage::Spawn, errno) if cgroup.is_some() && errno != libc::EAGAIN => cgroup = None,
+            (Stage::Spawn, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) if features.clone3 => {
+                features.clone3 = false;
             }
             _ => return Err(failure),
         }
@@ -253,6 +320,99 @@ fn memory_policy(mode: MemoryMode, nodes: &[u32]) -> MemoryPolicy {
     MemoryPolicy {
         mode,
         nodes: bit_mask(nodes),
+    }
+}
+
+/// Opens /dev/null in place of every closed standard stream. Otherwise the next file opened would get the stream's
+/// number, and workers would inherit it.
+pub(crate) fn fill_standard_streams() -> io::Result<()> {
+    loop {
+        let flags = OFlags::RDWR | OFlags::NOCTTY;
+        let fd = rustix::fs::open(c"/dev/null", flags, Mode::empty())?;
+        if fd.as_raw_fd() > 2 {
+            return Ok(());
+        }
+        std::mem::forget(fd);
+    }
+}
+
+/// Descriptors above the standard streams that would stay open in a worker.
+fn inheritable_descriptors() -> io::Result<Vec<RawFd>> {
+    let all = all_descriptors()?.into_iter();
+    Ok(all.filter(|fd| !sys::is_close_on_exec(*fd)).collect())
+}
+
+/// All descriptors above the standard streams.
+pub(crate) fn all_descriptors() -> io::Result<Vec<RawFd>> {
+    let directory = File::open("/proc/self/fd")?;
+    let own = directory.as_raw_fd();
+    let mut found = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&directory)? {
+        let name = entry?.file_name().to_str().ok().map(str::parse);
+        found.extend(
+            name.and_then(Result::ok)
+                .filter(|fd: &RawFd| *fd > 2 && *fd != own),
+        );
+    }
+    Ok(found)
+}
+
+/// Makes room for so many descriptors, as far as the hard limit allows.
+///
+/// The kernel's table of descriptors grows by doubling. In a process with threads the kernel waits some ten
+/// milliseconds each time (`synchronize_rcu`), in a process with one thread it does not wait.
+pub(crate) fn reserve_descriptors(count: usize) {
+    let limit = open_files_limit();
+    let most = limit
+        .maximum
+        .map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+    let Ok(last) = RawFd::try_from(count.min(most).saturating_sub(1)) else {
+        return;
+    };
+    let needed = last as u64 + 1;
+    let is_raised = limit.current.is_some_and(|soft| soft < needed)
+        && setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(needed),
+                ..limit
+            },
+        )
+        .is_ok();
+    drop(fcntl_dupfd_cloexec(stdin(), last));
+    if is_raised {
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
+
+/// The soft and hard limit of open files.
+pub(crate) fn open_files_limit() -> Rlimit {
+    rustix::process::getrlimit(Resource::Nofile)
+}
+
+/// Our directory, and copies of the worker's placed streams.
+fn gather(directory: OwnedFd, stdio: [StdioSource; 3]) -> Result<(Vec<OwnedFd>, Stderr), Errno> {
+    let mut fds = vec![directory];
+    let mut stderr = Stderr::Own;
+    for (stream, source) in (0i32..).zip(stdio) {
+        let fd = match source {
+            StdioSource::Same => stream,
+            StdioSource::Slot(fd) => fd,
+            StdioSource::Stdout => {
+                stderr = Stderr::Stdout;
+                continue;
+            }
+        };
+        fds.push(borrow(fd)?);
+    }
+    Ok((fds, stderr))
+}
+
+fn of_streams(errno: Errno) -> StartFailure {
+    StartFailure {
+        stage: Stage::Stdio,
+        errno: errno.raw_os_error(),
+        path: None,
     }
 }
 

@@ -66,17 +66,15 @@ pub fn odd_entries(block: &[CString], env: &[EnvEntry]) -> Vec<CString> {
     odd
 }
 
-/// The environment block of this process. Do not change the environment during the call.
-pub fn own_block() -> Vec<CString> {
-    crate::sys::environment()
-}
+pub use crate::sys::environment as own_block;
 
 /// Where a standard stream of a worker goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Stdio {
     /// The same stream of this process.
     Inherit,
     /// `/dev/null`.
+    #[default]
     Null,
     /// For stdin: a terminal of the size of ours, from which nothing can be read.
     Unreadable,
@@ -161,7 +159,7 @@ pub enum MemoryMode {
 }
 
 /// One worker: what to execute and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct WorkerSpec {
     /// Program and arguments; a program without a slash is looked up on the worker's `PATH`.
     pub argv: Vec<CString>,
@@ -196,6 +194,15 @@ pub struct Fork {
 }
 
 impl WorkerSpec {
+    /// Frees what is of no use once the worker has ended.
+    pub(crate) fn forget(&mut self) {
+        *self = Self {
+            foreground: self.foreground,
+            fork: self.fork,
+            ..Self::default()
+        };
+    }
+
     /// Whether the engine makes a terminal for one of its streams.
     pub(crate) fn sees_own_terminal(&self) -> bool {
         let is_terminal = |stdio: &Stdio| matches!(stdio, Stdio::Log { terminal: true, .. });
@@ -204,9 +211,10 @@ impl WorkerSpec {
 }
 
 /// What to do with the other workers when one fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnFailure {
     /// Stop the group.
+    #[default]
     Stop,
     /// Report it and go on.
     Report,
@@ -250,7 +258,7 @@ impl Strictness {
 }
 
 /// A worker group to start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "wishes that have nothing to do with each other"
@@ -288,48 +296,36 @@ pub struct LaunchSpec {
 
 /// Why a spec cannot be started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what it is about")]
 pub enum SpecError {
-    /// There is nothing to start.
     #[error("a worker group needs at least one worker")]
     NoWorkers,
-    /// No worker could ever begin.
     #[error("at_once 0 lets no worker begin, give 1 or more")]
     NoneAtOnce,
-    /// A worker has no program.
     #[error("worker {0} has an empty argv: name a program")]
     EmptyArgv(usize),
-    /// A string cannot be passed to a program.
     #[error("{0} holds a NUL byte, which no program can be given")]
     Nul(String),
-    /// An environment variable cannot have this name.
     #[error("{0:?} is no name for an environment variable: it must not be empty nor hold '='")]
     BadKey(String),
-    /// Two workers are marked foreground.
     #[error("workers {0} and {1} are both marked foreground: only one can read from the terminal")]
     TwoForeground(usize, usize),
-    /// A stream that is written to cannot be the one that nothing can be read from.
     #[error("worker {0}: only stdin can be unreadable")]
     Unreadable(usize),
-    /// stdin or stdout is joined to stdout. Only stderr can be.
     #[error("worker {0}: only stderr can be joined to stdout")]
     JoinedToItself(usize),
-    /// stdin is a pipe.
     #[error(
         "worker {0}: stdin cannot be a pipe read by the engine; use null, inherit, a file or a descriptor"
     )]
     StdinPipe(usize),
-    /// A number of a standard stream is among the descriptors to keep.
     #[error(
         "worker {0}: descriptor {1} cannot be kept: 0 to 2 are the standard streams, which have a place of their own"
     )]
     KeptStream(usize, i32),
-    /// A descriptor is named twice.
     #[error("worker {0}: descriptor {1} is to be kept twice")]
     KeptTwice(usize, i32),
-    /// The entry is not a place in `argv` behind its first word.
     #[error("worker {0}: fork_entry must be the place in argv of what follows the interpreter and its flags")]
     ForkEntry(usize),
-    /// The supervisor has not started this fork server.
     #[error("worker {0}: this supervisor has no fork server {1}")]
     NoForkServer(usize, usize),
 }
@@ -353,37 +349,40 @@ impl LaunchSpec {
         if self.at_once == Some(0) {
             return Err(SpecError::NoneAtOnce);
         }
-        let mut foreground = None;
-        for (index, worker) in self.workers.iter().enumerate() {
-            if worker.argv.first().is_none_or(|program| program.is_empty()) {
-                return Err(SpecError::EmptyArgv(index));
+        (0..self.workers.len()).try_for_each(|index| self.validate_worker(index))
+    }
+
+    /// The part of [`LaunchSpec::validate`] that is about one worker, and workers before it.
+    pub(crate) fn validate_worker(&self, index: usize) -> Result<(), SpecError> {
+        let worker = &self.workers[index];
+        if worker.argv.first().is_none_or(|program| program.is_empty()) {
+            return Err(SpecError::EmptyArgv(index));
+        }
+        if matches!(worker.stdio[0], Stdio::Pipe | Stdio::Log { .. }) {
+            return Err(SpecError::StdinPipe(index));
+        }
+        if worker.stdio[1..].contains(&Stdio::Unreadable) {
+            return Err(SpecError::Unreadable(index));
+        }
+        if worker.stdio[..2].contains(&Stdio::Stdout) {
+            return Err(SpecError::JoinedToItself(index));
+        }
+        for (place, fd) in worker.keep_fds.iter().enumerate() {
+            if *fd < 3 {
+                return Err(SpecError::KeptStream(index, *fd));
             }
-            if matches!(worker.stdio[0], Stdio::Pipe | Stdio::Log { .. }) {
-                return Err(SpecError::StdinPipe(index));
+            if worker.keep_fds[..place].contains(fd) {
+                return Err(SpecError::KeptTwice(index, *fd));
             }
-            if worker.stdio[1..].contains(&Stdio::Unreadable) {
-                return Err(SpecError::Unreadable(index));
-            }
-            if worker.stdio[..2].contains(&Stdio::Stdout) {
-                return Err(SpecError::JoinedToItself(index));
-            }
-            for (place, fd) in worker.keep_fds.iter().enumerate() {
-                if *fd < 3 {
-                    return Err(SpecError::KeptStream(index, *fd));
-                }
-                if worker.keep_fds[..place].contains(fd) {
-                    return Err(SpecError::KeptTwice(index, *fd));
-                }
-            }
-            let has_entry = |fork: Fork| (1..worker.argv.len()).contains(&fork.entry);
-            if !worker.fork.is_none_or(has_entry) {
-                return Err(SpecError::ForkEntry(index));
-            }
-            if worker.foreground
-                && let Some(first) = foreground.replace(index)
-            {
-                return Err(SpecError::TwoForeground(first, index));
-            }
+        }
+        let has_entry = |fork: Fork| (1..worker.argv.len()).contains(&fork.entry);
+        if !worker.fork.is_none_or(has_entry) {
+            return Err(SpecError::ForkEntry(index));
+        }
+        if worker.foreground
+            && let Some(first) = self.workers[..index].iter().position(|worker| worker.foreground)
+        {
+            return Err(SpecError::TwoForeground(first, index));
         }
         Ok(())
     }
@@ -408,30 +407,13 @@ mod tests {
     fn checked(stdio: [Stdio; 3], fds: &[i32]) -> Result<(), SpecError> {
         let worker = WorkerSpec {
             argv: vec![c"true".into()],
-            env: Vec::new(),
-            cwd: None,
             stdio,
-            cpus: Vec::new(),
-            memory: None,
-            foreground: false,
-            prefix: Vec::new(),
             keep_fds: fds.to_vec(),
-            fork: None,
+            ..WorkerSpec::default()
         };
         let launch = LaunchSpec {
             workers: vec![worker],
-            env: Vec::new(),
-            inherits: false,
-            odd: Vec::new(),
-            on_failure: OnFailure::Stop,
-            grace: Duration::ZERO,
-            lingers: false,
-            stays_open: false,
-            at_once: None,
-            signal_scope: SignalScope::default(),
-            binding: Strictness::Required,
-            logs: LogOptions::default(),
-            tells_signals: false,
+            ..LaunchSpec::default()
         };
         launch.validate()
     }

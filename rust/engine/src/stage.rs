@@ -1,8 +1,6 @@
-//! The steps of a worker's start, as they are reported.
+//! The steps of a worker's start.
 
-use crate::sys::clone::Step;
-
-/// The step of a start that failed.
+/// A step of a start. Its number stands for it between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// No process could be made.
@@ -32,40 +30,24 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Each step at the index of its number, with its name as shown to users.
+    pub(crate) const ALL: [(Self, &'static str); 12] = [
+        (Self::Spawn, "spawn"),
+        (Self::Descriptors, "descriptors"),
+        (Self::Group, "group"),
+        (Self::Stdio, "stdio"),
+        (Self::Chdir, "chdir"),
+        (Self::ParentDeath, "parent-death"),
+        (Self::Limit, "limit"),
+        (Self::Affinity, "affinity"),
+        (Self::AffinityCheck, "affinity-check"),
+        (Self::MemoryPolicy, "mempolicy"),
+        (Self::MemoryPolicyCheck, "mempolicy-check"),
+        (Self::Exec, "exec"),
+    ];
+
     /// Name of the step, as shown to users.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Spawn => "spawn",
-            Self::Descriptors => "descriptors",
-            Self::Group => "group",
-            Self::Stdio => "stdio",
-            Self::Chdir => "chdir",
-            Self::ParentDeath => "parent-death",
-            Self::Limit => "limit",
-            Self::Affinity => "affinity",
-            Self::AffinityCheck => "affinity-check",
-            Self::MemoryPolicy => "mempolicy",
-            Self::MemoryPolicyCheck => "mempolicy-check",
-            Self::Exec => "exec",
-        }
-    }
-}
-
-impl From<Step> for Stage {
-    fn from(step: Step) -> Self {
-        match step {
-            Step::Clone => Self::Spawn,
-            Step::Descriptors => Self::Descriptors,
-            Step::Group => Self::Group,
-            Step::Stdio => Self::Stdio,
-            Step::Chdir => Self::Chdir,
-            Step::ParentDeath => Self::ParentDeath,
-            Step::OpenFiles => Self::Limit,
-            Step::Cpus => Self::Affinity,
-            Step::CpusCheck => Self::AffinityCheck,
-            Step::Memory => Self::MemoryPolicy,
-            Step::MemoryCheck => Self::MemoryPolicyCheck,
-            Step::Exec => Self::Exec,
-        }
+        Self::ALL[self as usize].1
     }
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::forkserver::{FORK_PATIENCE, State};
 
-/// How many orders may be open at a time, so that the server can fork while its children enter.
-const ORDERS_AHEAD: usize = 16;
+/// How many orders may be open at a time, so that several servers can fork while their children enter.
+const ORDERS_AHEAD: usize = 32;
 /// How long the first forked worker runs before others are ordered. Rank 0 serves torch's store: if another rank calls
 /// before rank 0 listens, torch waits about half a second before it calls again.
 const LEAD: Duration = Duration::from_millis(15);
@@ -37,9 +37,9 @@ pub(crate) struct Starting<O> {
     /// The first worker that was not tried yet.
     next: usize,
     /// Open orders, for the workers from `next` on.
-    orders: VecDeque<O>,
+    pub(crate) orders: VecDeque<O>,
     /// When we stop waiting for the first order.
-    order_due: Option<Instant>,
+    pub(crate) order_due: Option<Instant>,
     /// When the lead of the first worker is over.
     lead_until: Option<Instant>,
 }
@@ -61,11 +61,6 @@ impl<O> Starting<O> {
         self.servers.push(server);
     }
 
-    /// How many orders are open.
-    pub(crate) fn orders(&self) -> usize {
-        self.orders.len()
-    }
-
     /// What may start now. `states`: the states of the fork servers, by number; a server without a state is closed.
     pub(crate) fn next(&self, states: &[State]) -> Next {
         let state = |server: usize| states.get(server).copied().unwrap_or(State::Closed);
@@ -85,7 +80,7 @@ impl<O> Starting<O> {
         let most = if self.next == 0 { 1 } else { ORDERS_AHEAD };
         match server.filter(|&server| state(server) == State::Ready) {
             Some(server) if self.orders.len() < most => Next::Order { worker, server },
-            _ if self.has_orders() => Next::Nothing,
+            _ if !self.orders.is_empty() => Next::Nothing,
             _ => Next::Execute(worker),
         }
     }
@@ -93,6 +88,11 @@ impl<O> Starting<O> {
     /// Notes that the next worker is being executed, even if that fails.
     pub(crate) fn execute(&mut self) {
         self.next += 1;
+    }
+
+    /// Counts the workers from this one on as not tried.
+    pub(crate) fn take_back(&mut self, untried: usize) {
+        self.next = untried;
     }
 
     /// Ends the lead of the first worker in time.
@@ -106,20 +106,6 @@ impl<O> Starting<O> {
         self.orders.push_back(order);
     }
 
-    pub(crate) fn has_orders(&self) -> bool {
-        !self.orders.is_empty()
-    }
-
-    /// When we stop waiting for the first order.
-    pub(crate) fn order_due(&self) -> Option<Instant> {
-        self.order_due
-    }
-
-    /// The oldest open order.
-    pub(crate) fn first_order(&mut self) -> Option<&mut O> {
-        self.orders.front_mut()
-    }
-
     /// Removes the first order, because it was delivered or has failed. Returns its worker and the order.
     pub(crate) fn delivered(&mut self, now: Instant) -> Option<(usize, O)> {
         let order = self.orders.pop_front()?;
@@ -128,7 +114,7 @@ impl<O> Starting<O> {
             self.lead_until = Some(now + LEAD);
         }
         self.next += 1;
-        self.order_due = self.has_orders().then(|| now + FORK_PATIENCE);
+        self.order_due = (!self.orders.is_empty()).then(|| now + FORK_PATIENCE);
         Some((worker, order))
     }
 

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::getpid;
 
-use crate::bell::Bell;
-use crate::cgroup::{self, JobCgroup, OomCounter};
+use crate::cgroup::{self, Cgroup, OomCounter};
 use crate::error::Error;
 use crate::event::{Event, StopReason, Survivor};
 use crate::features::Features;
@@ -15,9 +14,10 @@ use crate::group::{Action, Input};
 use crate::guard::Agent;
 use crate::mux::{Consoles, Mux};
 use crate::orphans::reap;
+use crate::poller::Bell;
 use crate::poller::Poller;
 use crate::signals::Reach;
-use crate::spawn::{Spawner, open_files_limit};
+use crate::spawn::{Helpers, Spawner, open_files_limit};
 use crate::starting::Next;
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
@@ -27,22 +27,16 @@ mod death_queue;
 mod deaths;
 mod ending;
 mod forks;
-mod guard_link;
 mod intake;
 mod job;
-mod job_control;
 mod pipes;
-mod prepare;
 mod remains;
 mod start;
-mod watched;
 
 pub(crate) use callers::Callers;
-use guard_link::GuardLink;
+use intake::{GuardLink, JobControl};
 use job::Job;
-use job_control::JobControl;
 use remains::Remains;
-use watched::Watched;
 
 /// Orphans are reaped this long after the first sign of one, so that many are reaped at once.
 const ORPHAN_DELAY: Duration = Duration::from_millis(50);
@@ -57,16 +51,18 @@ const READ_BYTES: usize = 64 * 1024;
 
 /// Starts, watches and ends one worker group at a time. Must stay on one thread.
 pub struct Supervisor {
-    poller: Poller,
+    poller: Arc<Poller>,
     wake: Arc<Bell>,
-    spawner: Spawner,
+    pub(crate) spawner: Spawner,
+    /// Threads that start workers, too.
+    helpers: Helpers,
     /// Some worker has no pidfd to report its death, so every turn looks at all workers.
     sweeps: bool,
     link: Option<GuardLink>,
     /// A signal to end the job that came before a group existed, or while a group ended for another reason.
     early_stop: Option<i32>,
     token: String,
-    cgroup: Option<JobCgroup>,
+    cgroup: Option<Cgroup>,
     oom: OomCounter,
     attempts: u32,
     remains: Remains,
@@ -76,7 +72,7 @@ pub struct Supervisor {
     /// Reads the workers' output if it is passed on.
     mux: Option<Mux>,
     /// Output of ended groups that is still to be written.
-    consoles: Arc<Consoles>,
+    pub(crate) consoles: Arc<Consoles>,
     survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
     /// Which workers the signal that is handled now has reached by itself.
@@ -97,14 +93,14 @@ impl Supervisor {
     /// Makes a supervisor on the calling thread, which must outlive the workers. It takes signals and reaps orphans
     /// only with an `agent` link.
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
-        let poller = Poller::new()?;
+        let poller = Arc::new(Poller::new()?);
         let wake = Bell::new()?;
         poller.watch(&wake, Watched::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
         let (features, mask, open_files, token, cgroup) = if let Some(agent) = &agent {
             let cgroup = agent.cgroup.as_deref();
-            let cgroup = cgroup.and_then(|path| JobCgroup::open_existing(path).ok());
+            let cgroup = cgroup.and_then(|path| Cgroup::open_existing(path).ok());
             let token = agent.token.clone();
             (agent.features, agent.mask, agent.open_files, token, cgroup)
         } else {
@@ -117,6 +113,7 @@ impl Supervisor {
             poller,
             wake: Arc::new(wake),
             spawner,
+            helpers: Helpers::default(),
             sweeps: !features.pidfd,
             link,
             early_stop: None,
@@ -143,24 +140,14 @@ impl Supervisor {
         // Made last, so that an earlier failure leaves no cgroup behind.
         if embedded && features.cgroup {
             let name = cgroup::job_name(getpid().as_raw_nonzero().get() as u32, &supervisor.token);
-            supervisor.cgroup = JobCgroup::create(&name).ok();
+            supervisor.cgroup = Cgroup::create(&name).ok();
         }
         Ok(supervisor)
-    }
-
-    /// Sets the signal mask of the workers.
-    pub fn set_worker_mask(&mut self, mask: u64) {
-        self.spawner.set_mask(SignalSet(mask));
     }
 
     /// The bell that another thread rings to make [`Supervisor::turn`] return.
     pub fn waker(&self) -> Arc<Bell> {
         Arc::clone(&self.wake)
-    }
-
-    /// Output of ended groups that is still to be written.
-    pub(crate) fn consoles(&self) -> Arc<Consoles> {
-        Arc::clone(&self.consoles)
     }
 
     /// Whether a group is running.
@@ -182,7 +169,7 @@ impl Supervisor {
     /// Begins to stop the group.
     pub fn stop(&mut self, signal: i32, grace: Option<Duration>) {
         let Some(job) = &self.job else { return };
-        let grace = grace.unwrap_or(job.spec().grace);
+        let grace = grace.unwrap_or(job.spec.grace);
         self.step(Input::Stop {
             reason: StopReason::Request,
             signal,
@@ -205,10 +192,12 @@ impl Supervisor {
         let now = SystemTime::now();
         // Deaths come first, in the kernel's order. All are noted before we act on the first.
         let mut inputs = Vec::new();
-        self.retry_traced();
-        for watched in &ready {
-            if let Watched::Worker(index) = *watched {
-                self.note_death(index, now);
+        if let Some(job) = &mut self.job {
+            job.deaths.retry_traced(Instant::now());
+            for watched in &ready {
+                if let Watched::Worker(index) = *watched {
+                    job.note_death(index, now);
+                }
             }
         }
         self.collect_deaths(&mut inputs)?;
@@ -230,7 +219,7 @@ impl Supervisor {
             }
         }
         if self.sweeps {
-            let count = self.job.as_ref().map_or(0, Job::size);
+            let count = self.job.as_ref().map_or(0, |job| job.workers.len());
             for index in 0..count {
                 self.await_key(index, &mut inputs)?;
                 inputs.extend(self.reap(index, now));
@@ -256,7 +245,10 @@ impl Supervisor {
     pub fn is_starting(&self) -> bool {
         match self.next_start() {
             Next::Execute(_) => true,
-            Next::Order { .. } => self.job.as_ref().is_some_and(|job| !job.starting().has_orders()),
+            Next::Order { .. } => self
+                .job
+                .as_ref()
+                .is_some_and(|job| job.starting.orders.is_empty()),
             Next::Nothing | Next::Later(_) => false,
         }
     }
@@ -271,22 +263,25 @@ impl Supervisor {
 
     /// Time until something is due; `None` if nothing is.
     fn timeout(&self) -> Option<Duration> {
-        if self.is_starting() || !self.events.is_empty() || self.has_heard_servers() {
+        if self.is_starting()
+            || !self.events.is_empty()
+            || self.servers.iter().flatten().any(|server| server.has_heard)
+        {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
         let job = self.job.as_ref();
         let polling = job.filter(|_| self.polls_the_end());
         let due = [
-            job.and_then(|job| job.group().next_tick()),
-            job.and_then(|job| job.starting().order_due()),
-            job.and_then(|job| job.deaths().due()),
+            job.and_then(|job| job.group.next_tick()),
+            job.and_then(|job| job.starting.order_due),
+            job.and_then(|job| job.deaths.due()),
             self.starts_due(),
             self.orphans_due,
             self.callers_due,
             self.imports_due(),
-            polling.filter(|job| job.group().is_clearing()).map(|job| {
-                now + if job.group().is_lingering() {
+            polling.filter(|job| job.group.is_clearing()).map(|job| {
+                now + if job.group.is_lingering() {
                     LINGER_POLL
                 } else {
                     CLEAR_POLL
@@ -316,13 +311,13 @@ impl Supervisor {
         if self.starts_due().is_some_and(|due| due <= now)
             && let Some(job) = &mut self.job
         {
-            job.starting_mut().end_lead(now);
+            job.starting.end_lead(now);
         }
-        let is_late = self.job.as_ref().and_then(|job| job.starting().order_due());
+        let is_late = self.job.as_ref().and_then(|job| job.starting.order_due);
         if is_late.is_some_and(|due| due <= now) {
             self.take_delivered(true);
         }
-        let due = self.job.as_ref().and_then(|job| job.group().next_tick());
+        let due = self.job.as_ref().and_then(|job| job.group.next_tick());
         if due.is_some_and(|due| due <= now) {
             self.step(Input::Tick);
         }
@@ -331,15 +326,14 @@ impl Supervisor {
         }
     }
 
-    /// Whether no event tells when the last process of a group has ended.
+    /// Whether no event tells when the last process of a group has ended: the kernel may not hand to us what workers leave.
     fn polls_the_end(&self) -> bool {
-        self.link.is_none() || self.has_branches()
+        self.link.is_none() || self.servers.iter().flatten().any(Server::is_branch)
     }
 
     fn step(&mut self, input: Input) {
         let Some(job) = &mut self.job else { return };
-        let actions = job.step(Instant::now(), input);
-        for action in actions {
+        for action in job.group.step(Instant::now(), input) {
             self.act(action);
         }
     }
@@ -362,7 +356,7 @@ impl Supervisor {
             Action::CheckTree => self.check_tree(),
             Action::ReportLeftovers { grace } => self.report_leftovers(grace),
             Action::TerminateTree => self.terminate_tree(),
-            Action::TerminateHelpers => self.terminate_helpers(),
+            Action::TerminateHelpers => drop(self.with_remains(Remains::terminate)),
             Action::KillTree { first } => self.kill_tree(first),
             Action::End { survivors } => self.end(survivors),
         }
@@ -385,6 +379,81 @@ impl Drop for Supervisor {
         // The guard removes the cgroup of an agent.
         if let (None, Some(cgroup)) = (&self.link, &self.cgroup) {
             cgroup.remove();
+        }
+    }
+}
+
+/// What an event of the poller is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    /// This worker has died.
+    Worker(usize),
+    /// This worker's stdout (0) or stderr (1) is readable.
+    Pipe(usize, usize),
+    /// A signal has come.
+    Intake,
+    /// The guard is gone.
+    Guard,
+    /// Another thread has rung the bell.
+    Wake,
+    /// The attempt's cgroup has become empty, or was removed.
+    Cgroup,
+    /// This fork server has sent or written something, or has died.
+    ForkServer(usize),
+    /// Somebody calls at the job's socket.
+    Caller,
+}
+
+impl Watched {
+    fn encode(self) -> u64 {
+        let (kind, number) = match self {
+            Self::Worker(worker) => (0, worker),
+            Self::Pipe(worker, stream) => (1, worker << 1 | stream),
+            Self::Intake => (2, 0),
+            Self::Guard => (3, 0),
+            Self::Wake => (4, 0),
+            Self::Cgroup => (5, 0),
+            Self::ForkServer(server) => (6, server),
+            Self::Caller => (7, 0),
+        };
+        (number as u64) << 3 | kind
+    }
+
+    fn decode(data: u64) -> Self {
+        let number = (data >> 3) as usize;
+        match data & 7 {
+            0 => Self::Worker(number),
+            1 => Self::Pipe(number >> 1, number & 1),
+            2 => Self::Intake,
+            3 => Self::Guard,
+            4 => Self::Wake,
+            5 => Self::Cgroup,
+            6 => Self::ForkServer(number),
+            _ => Self::Caller,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_watched_survives_the_kernel() {
+        let all = [
+            Watched::Worker(0),
+            Watched::Worker(100_000),
+            Watched::Pipe(0, 1),
+            Watched::Pipe(100_000, 0),
+            Watched::Intake,
+            Watched::Guard,
+            Watched::Wake,
+            Watched::Cgroup,
+            Watched::ForkServer(3),
+            Watched::Caller,
+        ];
+        for watched in all {
+            assert_eq!(Watched::decode(watched.encode()), watched);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dsl_engine::cgroup::{AttemptCgroup, JobCgroup, job_name, keyed_value, sweep_in, sweep_stale};
+use dsl_engine::cgroup::{Cgroup, job_name, keyed_value, sweep_in, sweep_stale};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_getfd};
 
@@ -20,12 +20,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A job's cgroup that is emptied and removed at the end of the test, however it ends.
-struct Job(JobCgroup);
+struct Job(Cgroup);
 
 impl Job {
     fn new() -> Option<Self> {
         let token = format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        match JobCgroup::create(&job_name(std::process::id(), &token)) {
+        match Cgroup::create(&job_name(std::process::id(), &token)) {
             Ok(job) => Some(Self(job)),
             Err(reason) => {
                 skip(&reason.to_string());
@@ -68,7 +68,7 @@ fn until(mut is_so: impl FnMut() -> bool) -> bool {
 }
 
 /// Waits on the events of an attempt, as the engine does.
-fn wait_until_empty(attempt: &AttemptCgroup) {
+fn wait_until_empty(attempt: &Cgroup) {
     let timeout = Timespec {
         tv_sec: 20,
         tv_nsec: 0,
@@ -85,12 +85,12 @@ fn wait_until_empty(attempt: &AttemptCgroup) {
 }
 
 /// Moves a process in. Workers are born inside.
-fn join(attempt: &AttemptCgroup, child: &Child) {
+fn join(attempt: &Cgroup, child: &Child) {
     fs::write(attempt.path().join("cgroup.procs"), child.id().to_string()).unwrap();
 }
 
 /// How many processes are in it.
-fn members(attempt: &AttemptCgroup) -> usize {
+fn members(attempt: &Cgroup) -> usize {
     let pids = fs::read_to_string(attempt.path().join("cgroup.procs")).unwrap();
     pids.lines().count()
 }
@@ -191,7 +191,7 @@ fn a_cgroup_in_use_is_not_removed_but_its_empty_siblings_are() {
 fn cgroups_that_workers_made_below_are_counted_and_removed_too() {
     let Some(job) = Job::new() else { return };
     let attempt = job.0.attempt(0).unwrap();
-    let inner = JobCgroup::create_in(attempt.path(), "dsl-nested")
+    let inner = Cgroup::create_in(attempt.path(), "dsl-nested")
         .unwrap()
         .attempt(0)
         .unwrap();
@@ -210,10 +210,10 @@ fn another_process_of_the_job_can_kill_it_by_its_path() {
     let attempt = job.0.attempt(0).unwrap();
     let child = sleeper();
     join(&attempt, &child);
-    JobCgroup::open_existing(job.0.path()).unwrap().kill().unwrap();
+    Cgroup::open_existing(job.0.path()).unwrap().kill().unwrap();
     assert_eq!(reap(child), Some(9));
     assert_eq!(
-        JobCgroup::open_existing(&job.0.path().join("none"))
+        Cgroup::open_existing(&job.0.path().join("none"))
             .unwrap_err()
             .kind(),
         ErrorKind::NotFound
@@ -284,7 +284,7 @@ fn only_empty_cgroups_of_dead_owners_are_swept() {
     let child = sleeper();
     fs::write(busy.join("a0/cgroup.procs"), child.id().to_string()).unwrap();
     let locked = make(&job_name(dead, &token('c')));
-    let owner = JobCgroup::open_existing(&locked).unwrap();
+    let owner = Cgroup::open_existing(&locked).unwrap();
 
     assert_eq!(sweep_in(parent), 1);
     assert!(!stale.exists());
@@ -308,7 +308,7 @@ fn a_sweep_of_the_own_cgroup_leaves_a_living_job_alone() {
 }
 
 fn refused(parent: &Path, name: &str) -> String {
-    JobCgroup::create_in(parent, name).unwrap_err().to_string()
+    Cgroup::create_in(parent, name).unwrap_err().to_string()
 }
 
 #[test]

@@ -9,7 +9,6 @@ from tests.kit.cluster.packages import Missing, prepare
 
 
 def main() -> None:
-    """Command line."""
     if os.geteuid() != 0:
         sys.exit("set-up: tests across hosts need root, which makes their namespaces: they will be skipped")
     try:

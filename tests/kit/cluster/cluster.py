@@ -60,7 +60,6 @@ class Cluster:
 
     @property
     def names(self) -> list[str]:
-        """The names of all hosts."""
         return [host.name for host in self.hosts]
 
     def __enter__(self) -> Self:

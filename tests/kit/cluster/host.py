@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,6 @@ class HostProcess(subprocess.Popen[Any]):
         return 0
 
     def send_signal(self, sig: int) -> None:
-        """To the process alone."""
         self._send(os.kill, sig)
 
     def send_group(self, sig: int) -> None:
@@ -67,11 +66,9 @@ class HostProcess(subprocess.Popen[Any]):
                 send(pid, sig)
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -190,7 +187,6 @@ class Host:
         self.is_plugged = False
 
     def plug(self) -> None:
-        """Put the cable back."""
         self.site.switch(f"link set p{self.index} up")
         self.is_plugged = True
 
@@ -226,7 +222,6 @@ class Host:
         self._set_frozen("1")
 
     def thaw(self) -> None:
-        """Go on."""
         self._set_frozen("0")
 
     def _set_frozen(self, value: str) -> None:
@@ -311,25 +306,6 @@ class Host:
         if check:
             assert process.returncode == 0, f"{self.name}: {words}: {process.returncode}\n{out}\n{err}"
         return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-    @contextlib.contextmanager
-    def without(self, *programs: str) -> Iterator[None]:
-        """Hide programs, as if they were not installed there: `with host.without("pdsh")`."""
-        places = [
-            f"{folder}/{name}"
-            for name in programs
-            for folder in ("/usr/local/bin", "/usr/bin", "/usr/sbin")
-            if os.path.lexists(f"{self.root}{folder}/{name}")
-        ]
-        hidden = []
-        try:
-            for place in places:
-                self.run(["mount", "--bind", "/dev/null", place], check=True)
-                hidden.append(place)
-            yield
-        finally:
-            for place in hidden:
-                self.run(["umount", place], check=True)
 
     # Inside.
 

@@ -141,7 +141,6 @@ def collect(*_: object) -> None:
 
 
 def main() -> None:
-    """Life of a host."""
     os.environ.clear()
     os.environ["PATH"] = PATH
     answer("born")

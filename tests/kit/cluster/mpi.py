@@ -18,8 +18,6 @@ MPINAME = "MVAPICH2-GDR 2.3.7 (a stand-in: MPICH's Hydra under the name of MVAPI
 
 
 class Mpi(NamedTuple):
-    """One MPI library."""
-
     name: str
     """A word of `MPI`."""
     launcher: str

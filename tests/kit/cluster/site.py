@@ -86,7 +86,6 @@ class Site:
         self.switch("link add br0 type bridge forward_delay 0 stp_state 0\nlink set br0 up\nlink set lo up")
 
     def end_switch(self) -> None:
-        """End the switch, if it runs."""
         if self._switch is not None:
             self._switch.kill()
             self._switch.communicate()

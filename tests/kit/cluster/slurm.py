@@ -117,7 +117,6 @@ class Slurm:
         return self.cluster.state / "slurm"
 
     def _start(self, host: Host) -> None:
-        """The daemons of one host."""
         root = host.root
         for name in ("run/munge", "run/gpu", "var/log/munge", "var/spool/slurmd", "var/spool/slurmctld"):
             (root / name).mkdir(parents=True, exist_ok=True)
@@ -141,7 +140,7 @@ class Slurm:
         places |= {"key-file": "/etc/munge/munge.key"}
         _daemon(host, "munged", "--force", *(f"--{name}={path}" for name, path in places.items()))
         if host is self.head:
-            _daemon(host, "slurmctld")
+            _daemon(host, "slurmctld", "-c")  # it would run a job again that its last record calls unfinished
         _daemon(host, "slurmd")
 
 

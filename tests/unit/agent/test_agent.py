@@ -10,18 +10,15 @@ import pytest
 from tests.support.conducting import a_job
 from tests.support.events import FakeSupervisor, a_plan, a_signal, an_exit, end, exited
 
-from dsl import EngineError
+from dsl import EngineError, LogNotice, Stopping
 from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.errors import PortError
 from dsl.model.job import NodePlan
-from dsl.model.outcome import (
-    AttemptStarted,
-    Outcome,
-    Pausing,
-    RestartFailed,
-    Restarting,
-)
+from dsl.model.outcome import AttemptStarted, Outcome, Pausing, RestartFailed, Restarting
+from dsl.model.request import Policy
+from dsl.report.narrator import judge_attempt
+from dsl.report.verdict import verdict
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
 WELL = [exited(FINE), exited(an_exit(1, code=0)), end()]
@@ -37,30 +34,26 @@ class Plans:
         self.prepared: list[int] = []
 
     def plan(self, attempt: int) -> NodePlan:
-        """Number it."""
         if attempt > self.last:
             raise PortError("no free port")
-        return a_plan(2, attempt=attempt)
+        return a_plan(2, attempt=attempt, job=self.job)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Note it."""
-        self.prepared.append(plan.attempt)
+        self.prepared.append(plan.meeting.attempt)
         return plan
 
 
 class Ear:
-    """Hears everything."""
-
     def __init__(self) -> None:
         self.heard: list[object] = []
 
     def hear(self, event: object) -> None:
-        """Note it."""
         self.heard.append(event)
 
 
 def run(
-    source: Plans, *attempts: Sequence[Any], channels: Sequence[Any] = ()
+    source: Any, *attempts: Sequence[Any], channels: Sequence[Any] = ()
 ) -> tuple[Outcome, FakeSupervisor, Ear]:
     supervisor, ear = FakeSupervisor(*attempts), Ear()
     agent = Agent(source, source.plan(0), [ear], channels)
@@ -83,9 +76,35 @@ def test_a_group_that_fails_is_planned_prepared_and_started_again() -> None:
     assert len(supervisor.started) == 3
     assert source.prepared == [1, 2]
     assert outcome.code == 0
-    assert (outcome.last.plan.attempt, outcome.count) == (2, 3)
+    assert (outcome.last.plan.meeting.attempt, outcome.count) == (2, 3)
     again = [one for one in ear.heard if isinstance(one, Restarting)]
-    assert [(one.last.plan.attempt, one.number, one.most) for one in again] == [(0, 1, 2), (1, 2, 2)]
+    assert [(one.last.plan.meeting.attempt, one.number) for one in again] == [(0, 1), (1, 2)]
+
+
+STOPPED = an_exit(0, signal=15, by_us=True)
+HEARD = LogNotice("first_output", 1, None, None, 0)
+
+
+def test_a_policy_listens_for_the_first_output_and_the_outcome_says_why_no_attempt_follows() -> None:
+    source = Plans(max_restarts=9)
+    source.job = replace(source.job, policy=Policy(restart_on=(7,)))
+    spoken = [LogNotice("first_output", 0, None, None, 0), *BADLY]
+    late = [*BADLY[:2], Stopping("failure", 15, 1.0), HEARD, BADLY[2]]
+    stopped = [exited(FAILED), Stopping("failure", 15, 1.0), spoken[0], exited(STOPPED), end(FAILED)]
+    outcome, supervisor, _ = run(source, spoken, BADLY, BADLY, late, stopped, BADLY, BADLY)
+    assert (outcome.code, outcome.count) == (7, 7)
+    assert outcome.last.not_tried == "exit code 7 3 times in a row, before any output of the script"
+    assert outcome.error is None
+    assert [one.tells_first_output for one in supervisor.started] == [True] * 7
+    judgement = judge_attempt(outcome.last)
+    assert judgement is not None
+    assert verdict(judgement)[-1] == f"not tried again: {outcome.last.not_tried}"
+
+
+def test_without_a_policy_nobody_listens_for_output() -> None:
+    outcome, supervisor, _ = run(Plans(max_restarts=4), *[BADLY] * 5)
+    assert (outcome.count, outcome.last.not_tried) == (5, "")
+    assert not any(one.tells_first_output for one in supervisor.started)
 
 
 def test_a_crash_loop_waits() -> None:
@@ -99,13 +118,6 @@ def test_a_signal_ends_a_job_that_waits_to_be_started_again() -> None:
     outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 5, [*BADLY, a_signal(2)])
     assert (outcome.code, outcome.count, len(supervisor.started)) == (130, 6, 6)
     assert isinstance(ear.heard[-1], Outcome)
-
-
-def test_without_restarts_left_the_job_ends_with_the_code_of_its_cause() -> None:
-    outcome, supervisor, _ = run(Plans(max_restarts=1), BADLY, BADLY, WELL)
-    assert len(supervisor.started) == 2
-    assert (outcome.code, outcome.cause) == (7, FAILED)
-    assert str(outcome.last.label) == "rank 1"
 
 
 def test_a_restart_that_cannot_be_planned_ends_the_job_as_its_last_attempt_did() -> None:
@@ -141,7 +153,6 @@ class Polled(FakeSupervisor):
     ready = -1
 
     def fileno(self) -> int:
-        """Always readable."""
         return self.ready
 
 
@@ -208,11 +219,9 @@ class Looked(FakeSupervisor):
         self.sockets: list[str] = []
 
     def listen(self, folder: str, name: str) -> None:
-        """In the attempt that was started last."""
         self.sockets.append(f"{name.partition('-')[0]} in attempt {len(self.started) - 1}")
 
     def unlisten(self) -> None:
-        """At the end."""
         self.sockets.append("closed")
 
 

@@ -1,4 +1,4 @@
-"""A node alone and its conductor: what follows from an event, without a process."""
+"""A node alone: what follows from an event, without a process."""
 
 from __future__ import annotations
 
@@ -10,59 +10,51 @@ from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_
 
 from dsl import Exit
 from dsl._record import replace
-from dsl.agent import carrier
+from dsl.agent import alone
 from dsl.agent.alone import Alone
+from dsl.model.job import Job
 from dsl.model.outcome import REQUEUE_CODE, AttemptOutcome, Decision, Hang, Pausing, Restarting, exit_code
+from dsl.model.request import NO_POLICY, Policy
 
 pytestmark = pytest.mark.guarantee("G2")
 
+PREEMPTED = a_job(2)
 FAILED = an_exit(1, code=7)
 FINE = an_exit(0, code=0)
 
 
 class Clock:
-    """The time of the conductor."""
+    """The time of the node."""
 
     now_s = 100.0
 
     def monotonic(self) -> float:
-        """Now."""
         return self.now_s
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(carrier, "time", found)
+    monkeypatch.setattr(alone, "time", found)
     return found
 
 
 class Node:
-    """A node alone."""
-
-    def __init__(self, restarts: int = 0) -> None:
-        self.member = Alone(a_job(2, restarts=restarts), a_plan(2), 100.0)
+    def __init__(self, restarts: int = 0, policy: Policy = NO_POLICY) -> None:
+        self.job = a_job(2, restarts=restarts, policy=policy)
+        self.decider = Alone(self.job)
 
     def after(self, *exits: Exit, number: int = 0, **fields: Any) -> Decision:
         """What follows an attempt."""
-        return self.follow(attempt(*exits, number=number, **fields))
-
-    def follow(self, event: object, last: AttemptOutcome | None = None) -> Decision:
-        """What follows from an event, and from what the conductor says about it."""
-        last = event if isinstance(event, AttemptOutcome) else last
-        self.member.hear(event)
-        decision = self.member.decide(event, last)
-        for said in self.member.read() if isinstance(event, Hang) else ():
-            decision = self.member.decide(said, last)
-        return decision
+        last = attempt(*exits, number=number, job=self.job, **fields)
+        return self.decider.decide(last, last)
 
 
-def attempt(
-    *exits: Exit, number: int = 0, preempt_signal: int | None = None, **fields: Any
-) -> AttemptOutcome:
+def attempt(*exits: Exit, number: int = 0, job: Job = PREEMPTED, **fields: Any) -> AttemptOutcome:
     cause = next((one for one in exits if one.status and not one.caused_by_stop), None)
-    plan = replace(a_plan(2, attempt=number), preempt_signal=preempt_signal)
-    return replace(an_attempt(plan, list(exits), end(cause, **fields)), cause=cause)
+    return replace(
+        an_attempt(a_plan(2, attempt=number, job=job), list(exits), end(cause, **fields)), cause=cause
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,26 +64,47 @@ def test_a_failure_is_a_restart_as_long_as_some_are_left(granted: int, kinds: li
     node = Node(granted)
     found = [node.after(FINE, FAILED, number=number) for number in range(len(kinds))]
     assert [one.kind for one in found] == kinds
-    assert [(one.attempt, one.restarts) for one in found[:-1]] == [
-        (one, one) for one in range(1, granted + 1)
-    ]
     told = [one.told for one in found[:-1]]
-    assert all(isinstance(one, Restarting) and one.most == granted for one in told)
+    assert [one.number for one in told if isinstance(one, Restarting)] == list(range(1, granted + 1))
+    assert [one.attempt for one in found[:-1]] == list(range(1, granted + 1))
     assert found[-1].code == 7
 
 
-def test_a_group_that_fails_at_once_again_and_again_is_started_again_later(clock: Clock) -> None:
+def test_the_policy_ends_the_job_with_the_code_of_the_failure_and_says_why() -> None:
+    node = Node(3, Policy(give_up_on=(3,)))
+    assert node.after(FINE, FAILED).kind == "start"
+    found = node.after(an_exit(0, code=3), number=1)
+    assert found == Decision("end", code=3, not_tried="exit code 3 is in --give-up-on")
+    found = Node(3, Policy(restart_on=(7,))).after(an_exit(0, signal=9))
+    assert found == Decision("end", code=137, not_tried="SIGKILL is not in --restart-on")
+
+
+def test_with_a_policy_a_failure_before_any_output_is_tried_three_times() -> None:
+    node = Node(9, Policy(restart_on=(7,)))
+    assert [node.after(FINE, FAILED, number=number).kind for number in range(2)] == ["start"] * 2
+    found = node.after(FINE, FAILED, number=2)
+    why = "exit code 7 3 times in a row, before any output of the script"
+    assert found == Decision("end", code=7, not_tried=why)
+
+
+def test_output_makes_a_policy_as_patient_as_ever() -> None:
+    node = Node(9, Policy(restart_on=(7,)))
+    for number in range(5):
+        last = attempt(FINE, FAILED, number=number, job=node.job)
+        last = replace(last, report=replace(last.report, is_silent=False))
+        assert node.decider.decide(last, last).kind == "start"
+
+
+def test_a_group_that_fails_at_once_again_and_again_is_started_again_later() -> None:
     node = Node(99)
     for number in range(5):
         assert node.after(FAILED, number=number).kind == "start"
     last = attempt(FAILED, number=5)
-    node.member.hear(last)
-    assert node.member.decide(last, last) == Decision("go_on", told=Pausing())
-    assert node.member.deadline_s == pytest.approx(100.1)
-    clock.now_s = 100.2
-    (meeting,) = node.member.read()
-    decision = node.member.decide(meeting, last)
-    assert (decision.kind, decision.attempt, decision.restarts) == ("start", 6, 6)
+    assert node.decider.decide(last, last) == Decision("go_on", told=Pausing())
+    assert node.decider.deadline_s == pytest.approx(100.1)
+    (event,) = node.decider.read()
+    decision = node.decider.decide(event, last)
+    assert (decision.kind, decision.attempt) == ("start", 6)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,7 @@ def test_a_signal_ends_a_pause_at_once(event: object, kind: str, code: int) -> N
     node = Node(99)
     for number in range(6):
         node.after(FAILED, number=number)
-    found = node.follow(event, attempt(FAILED, number=5, preempt_signal=10))
+    found = node.decider.decide(event, attempt(FAILED, number=5))
     assert (found.kind, found.code) == (kind, code)
 
 
@@ -119,7 +132,7 @@ def test_a_signal_ends_a_pause_at_once(event: object, kind: str, code: int) -> N
         ([FINE, FAILED], {"survivors": [(5, "D", "io", "nfs_wait", None)]}, 7),
         ([FINE], {"stop_signal": 2}, 130),
         ([FINE], {"survivors": [(5, "D", "io", None, None)]}, 1),
-        ([FINE], {"stop_signal": 10, "preempt_signal": 10}, REQUEUE_CODE),
+        ([FINE], {"stop_signal": 10}, REQUEUE_CODE),
     ],
 )
 def test_nothing_is_started_again_when_somebody_asked_for_the_end_or_something_is_left(
@@ -134,18 +147,24 @@ def test_a_group_that_ended_well_ends_the_job_with_0_whatever_restarts_are_left(
     assert (found.kind, found.code) == ("end", 0)
 
 
-def test_a_job_that_hangs_is_stopped_and_not_started_again() -> None:
-    node, hang = Node(3), Hang(0, 9.0, "stop", ("no progress",), (1,))
-    found = node.follow(hang)
-    assert (found.kind, found.signum) == ("stop", 15)
-    last = replace(attempt(an_exit(1, signal=15, by_us=True)), news=(hang,))
-    assert node.follow(last) == Decision("end", code=124)
+@pytest.mark.parametrize("action, kind", [("stop", "stop"), ("restart", "go_on"), ("report", "go_on")])
+def test_a_job_that_hangs_is_stopped_if_the_user_wants_that(action: Any, kind: str) -> None:
+    found = Node(3).decider.decide(Hang(0, 9.0, action, ("no progress",), (1,)), None)
+    assert (found.kind, found.signum) == (kind, 15)
 
 
-def test_workers_that_end_before_their_stop_is_read_end_the_job() -> None:
-    node, hang = Node(3), Hang(0, 9.0, "stop", ("no progress",), (1,))
-    node.member.hear(hang)
-    assert node.follow(replace(attempt(FINE), news=(hang,))) == Decision("end", code=124)
+@pytest.mark.parametrize("exit_", [an_exit(1, signal=15, by_us=True), FINE])
+def test_a_job_that_was_stopped_because_it_hung_is_not_started_again(exit_: Exit) -> None:
+    last = replace(attempt(exit_), news=(Hang(0, 9.0, "stop", ("no progress",), (1,)),))
+    assert Node(3).decider.decide(last, last) == Decision("end", code=124)
+
+
+def test_a_signal_while_the_workers_end_for_a_failure_is_for_the_engine_which_ends_the_next_attempt() -> None:
+    last = replace(attempt(FINE, FAILED), news=(a_signal(15, "ignore"),))
+    node = Node(3)
+    assert node.decider.decide(last, last).kind == "start"
+    stopped = attempt(number=1, stop_signal=15)
+    assert node.decider.decide(stopped, stopped) == Decision("end", code=143)
 
 
 def test_the_code_is_that_of_the_cause_and_never_0_for_a_failure() -> None:

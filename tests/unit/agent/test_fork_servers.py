@@ -31,26 +31,21 @@ class Plans:
     """A source of plans that the test has made."""
 
     def __init__(self, *plans: NodePlan) -> None:
-        self.job = a_job(1, restarts=len(plans) - 1)
-        self._plans = plans
+        job = a_job(1, restarts=len(plans) - 1)
+        self._plans = [replace(plan, job=job) for plan in plans]
 
     def plan(self, attempt: int) -> NodePlan:
-        """The one of this attempt."""
         return self._plans[attempt]
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Nothing is needed."""
         return plan
 
 
 class Ear:
-    """Hears everything."""
-
     def __init__(self) -> None:
         self.heard: list[object] = []
 
     def hear(self, event: object) -> None:
-        """Note it."""
         self.heard.append(event)
 
 
@@ -58,7 +53,7 @@ def run(*plans: NodePlan) -> tuple[FakeSupervisor, Ear]:
     attempts = [*[BADLY] * (len(plans) - 1), WELL]
     supervisor, ear = FakeSupervisor(*attempts), Ear()
     source = Plans(*plans)
-    outcome = Agent(source, plans[0], [ear]).run(supervisor)  # type: ignore[arg-type]
+    outcome = Agent(source, source.plan(0), [ear]).run(supervisor)  # type: ignore[arg-type]
     assert outcome.code == 0
     return supervisor, ear
 

@@ -6,18 +6,20 @@ test's, and the clock. Two agents say what agents say. A third one does, too, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.conducting import a_job, reached
 from tests.support.events import a_report
 
-from dsl._record import fields
+from dsl._record import fields, replace
 from dsl.agent import head as head_module
 from dsl.agent import starters as starters_module
 from dsl.agent.head import Head
@@ -25,7 +27,6 @@ from dsl.agent.member import Member
 from dsl.agent.preflight import assignment_problem, meeting_problem
 from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
-from dsl.conductor.terms import reached_terms
 from dsl.control.hub import Hub
 from dsl.control.messages import (
     TO_AGENT,
@@ -36,17 +37,13 @@ from dsl.control.messages import (
     Failing,
     Hello,
     Over,
-    Running,
     Said,
     Stop,
-    message_from_bytes,
-    message_to_bytes,
 )
 from dsl.launchers.base import Start
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
-from dsl.model.remote import Remote
-from dsl.model.request import Program
-from dsl.plan.worker import DEEPSPEED, ELASTIC
+from dsl.model.codec import from_line, to_line
+from dsl.model.job import Job, Meeting, Notice
+from dsl.plan.remote import Remote
 
 EACH = 100
 """Hostile words of one example for a head, and for an agent: a million in all with 5000 examples."""
@@ -67,15 +64,16 @@ class Talk:
         self._hub = hub
 
     def fileno(self) -> int:
-        """None is needed."""
         return -1
 
     def receive(self) -> list[object]:
-        """What has come."""
         return [message for _, message in self._hub.read()]
 
     def send(self, message: object) -> None:
         """Nobody hears it."""
+
+    def hear(self, event: object) -> None:
+        """It is no message."""
 
 
 class Wire:
@@ -90,67 +88,46 @@ class Wire:
         self._core = core
 
     def send(self, message: bytes) -> None:
-        """Note the message."""
         self.heard.append(message)
 
     def say(self, message: bytes) -> None:
-        """Let a message come from the other side."""
         if not self.has_spoken and self.place in [one.place for one in self._core.wires if not one.is_lost]:
             self.is_lost = True  # the place is taken
         elif not self.is_lost:
             self.has_spoken = True
             self._core.wires = [*{*self._core.wires, self}]
-            self._core.come.append((self, "message", message))
+            self._core.come = [*self._core.come, (self, "message", message)]
 
     def close(self) -> None:
-        """End it."""
         self.end("")
 
     def drop(self, is_stranger: bool) -> None:  # noqa: FBT001  as in the extension
-        """End it."""
         self.end("")
 
     def end(self, kind: str) -> None:
         """End it; with a kind, the other side has done so."""
         if not self.is_lost:
             self.is_lost = True
-            self._core.come.append((self, kind, "has closed the connection"))
+            self._core.come = [*self._core.come, (self, kind, "has closed the connection")]
 
     def take_samples(self) -> list[tuple[int, ...]]:
-        """None."""
         return []
 
 
-class Core:
-    """The hub of the extension, without threads and connections."""
+class Core(Hub):
+    """A hub without threads and connections."""
 
-    def __init__(self, heartbeat_s: float, console: tuple[int, int] | None, taken: bytes) -> None:
-        self.is_head = console is not None
-        self.taken = taken
-        self.wires: list[Wire] = []
-        self.come: list[tuple[Wire, str, bytes | str]] = []
+    wires: Sequence[Wire] = ()
+    come: Sequence[tuple[Any, str, bytes | str | None]] = ()
 
-    def read(self) -> list[tuple[Wire, str, bytes | str]]:
+    def take(self) -> list[tuple[Any, str, bytes | str | None]]:
         """What has come."""
-        come, self.come = self.come, []
-        return come
+        come, self.come = self.come, ()
+        return [*come]
 
-    def fileno(self) -> int:
-        """None is needed."""
-        return -1
-
-    def share_output(self, agents: int) -> None:
-        """Nothing."""
-
-    def drain(self, timeout_s: float | None) -> bool:
+    def drain(self, timeout_s: float | None = None) -> bool:
         """All is shown."""
         return True
-
-    def expect(self, place: int | None, key: bytes, count: int) -> None:
-        """Nothing."""
-
-    def disown(self) -> None:
-        """Nothing."""
 
 
 def plain_value(annotation: str, random: Random) -> Any:
@@ -230,13 +207,11 @@ class Agent:
 
     @property
     def is_lost(self) -> bool:
-        """Nobody hears it any more."""
         return self.wire.is_lost
 
     def go_on(self, random: Random) -> None:
-        """Say the next word, if there is one."""
         for payload in self.wire.heard:
-            self._hear(message_from_bytes(payload, TO_AGENT), random)
+            self._hear(from_line(payload, TO_AGENT), random)
         self.wire.heard.clear()
         if self._queue:
             self.say(self._queue.pop(0))
@@ -246,7 +221,6 @@ class Agent:
             self._queue.append(Checked(addresses=("10.0.0.1",), free_port=1, accelerator="cpu"))
         elif isinstance(message, Meeting):
             self.attempt = message.attempt
-            self._queue.append(Running(self.attempt))
             if random.random() < 0.3:
                 self._queue += [Failing(self.attempt, 0, 3, 10**18), Said(Notice("info", "x"))]
                 self._queue.append(a_report(self.attempt, 3, rank=0, at_ms=10**12))
@@ -255,22 +229,20 @@ class Agent:
         elif isinstance(message, Stop):
             self._queue.append(a_report(self.attempt, 143, victims=(self.place,)))
         elif isinstance(message, Over):
-            self._queue.append(Bye(0))
+            self._queue.append(Bye())
             self.has_ended = True
 
     def say(self, message: object) -> None:
         """Send a message."""
-        payload = message_to_bytes(message)
+        payload = to_line(message)
         self.said.append(payload)
         self.send(payload)
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.wire.say(data)
         self.stage.head.read()
 
     def close(self) -> None:
-        """Go."""
         self.wire.end("closed")
         self.stage.head.read()
 
@@ -279,46 +251,28 @@ class Stage:
     """A head and its hub, without threads."""
 
     def __init__(self, random: Random, *, is_elastic: bool) -> None:
-        job = Job(
-            flavour=ELASTIC if is_elastic else DEEPSPEED,
-            program=Program("script", "train.py"),
-            meeting=MeetingPoint("static", "10.0.0.1", 29501),
-            hosts=tuple(Host(f"n{rank}", (0,)) for rank in range(HOSTS)),
-            node_count=HOSTS,
-            max_restarts=random.choice((0, 3)),
-            log_level="critical",
-        )
-        self.hub = Hub(15.0, show=True)
-        self.core: Core = cast("Any", self.hub._core)
-        assignment = Assignment("1", job, 0)
-        self.conductor: Conductor
+        job = a_job(*[1] * HOSTS, restarts=random.choice((0, 3)), is_elastic=is_elastic)
+        job = replace(job, log_level="critical")
+        self.hub = self.core = Core(15.0, show=True)
         if is_elastic:
             remote = Remote("pdsh", least_nodes=1, most_nodes=HOSTS, wait_s=600.0)
-            self.conductor = Conductor(reached_terms(job, remote, assignment), 1000.0)
             starts = [Start(argv=("pdsh",), node_rank=rank) for rank in range(HOSTS)]
         else:
-            self.conductor = Conductor(reached_terms(job, Remote("pdsh"), assignment), 1000.0)
+            remote = Remote("pdsh")
             labels = tuple((f"n{rank}", rank) for rank in range(HOSTS))
             starts = [Start(argv=("pdsh",), labels=labels)]
+        self.conductor = Conductor(reached(job, remote), 1000.0)
         self.starters = Starters(job, starts, range(HOSTS), {}, at_once=64)
-        self.starters.plan()
+        self.starters.plan(0)
         self.starters.supervisor = Mock(add=Mock(side_effect=count(HOSTS)))
-        self.head = Head(job, self.conductor, self.starters, self.hub)
+        self.head = Head(self.conductor, self.starters, self.hub)
 
     def close(self) -> None:
-        """Let go of all descriptors."""
         self.starters.disown()
-
-
-@pytest.fixture(autouse=True)
-def core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hubs without threads and connections."""
-    monkeypatch.setattr("dsl._core.Hub", Core)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time of a head."""
     time = SimpleNamespace(now_s=1000.0)
     time.monotonic = lambda: time.now_s
     for module in (head_module, starters_module):
@@ -342,7 +296,7 @@ def torment_a_head(random: Random, clock: SimpleNamespace, count: int, *, is_ela
                 if agent is not bad or random.random() < 0.4:
                     agent.go_on(random)
                 else:
-                    good = bad.said or [message_to_bytes(Hello("1", bad.place, "h", 1))]
+                    good = bad.said or [to_line(Hello("1", bad.place, "h", 1))]
                     bad.send(hostile(good, TO_HEAD, random))
                     left -= 1
                 if bad.is_lost:
@@ -373,12 +327,10 @@ def torment_a_head(random: Random, clock: SimpleNamespace, count: int, *, is_ela
 
 def torment_an_agent(random: Random, count: int) -> None:
     """So many hostile words to an agent, at each of its steps. Its link is lost, or it goes on."""
-    hosts = tuple(Host(f"n{rank}", (0, 1)) for rank in range(HOSTS))
-    job = Job(DEEPSPEED, Program("script", "t"), MeetingPoint("static", "a", 1), hosts=hosts)
+    job = a_job(*[2] * HOSTS)
     meeting = Meeting(0, 1, (2, 2, 2), "10.0.0.1", 29500)
-    good = [message_to_bytes(one) for one in (Assignment("1", job, 1), meeting, Stop(15, 3.0), Over())]
-    hub = Hub(15.0)
-    core: Core = cast("Any", hub._core)
+    good = [to_line(one) for one in (Assignment("1", job, 1), meeting, Stop(15, 3.0), Over())]
+    hub = core = Core(15.0)
     talk = Talk(hub)
     left = count
     while left > 0:
@@ -393,7 +345,9 @@ def torment_an_agent(random: Random, count: int) -> None:
             if member is None:
                 member = _begun(talk, job)
             else:
-                _go_on(member, job)
+                for event in member.read():
+                    member.decide(event, None)
+                meeting_problem(member.meeting, job)
         wire.end("closed")
         talk.receive()
 
@@ -406,13 +360,6 @@ def _begun(talk: Talk, job: Job) -> Member | None:
         elif isinstance(message, Meeting) and not meeting_problem(message, job):
             return Member(talk, message)
     return None
-
-
-def _go_on(member: Member, job: Job) -> None:
-    """While its workers run, and between two attempts."""
-    for event in member.read():
-        member.decide(event, None)
-    meeting_problem(member.meeting, job)
 
 
 @pytest.mark.parametrize("is_elastic", [False, True])

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from tests.support.conducting import a_job, reached
 from tests.support.events import a_plan, a_report, an_attempt, an_exit, end, exited
 
 from dsl import Ended, Output, SignalReceived
@@ -16,14 +17,11 @@ from dsl.agent.head import Head
 from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Show
-from dsl.conductor.terms import reached_terms
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Said, Stop
 from dsl.launchers.base import Start
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice
+from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import Outcome
-from dsl.model.remote import Remote
-from dsl.model.request import Program
-from dsl.plan.worker import DEEPSPEED, ELASTIC
+from dsl.plan.remote import Remote
 from dsl.report.verdict import verdict
 
 STDOUT, STDERR = 1, 2
@@ -38,19 +36,13 @@ class Stage:
     def __init__(self, *starts: Start) -> None:
         MADE.append(self)
         is_elastic = len(starts) > 1
-        job = Job(
-            flavour=ELASTIC if is_elastic else DEEPSPEED,
-            program=Program("script", "train.py"),
-            meeting=MeetingPoint("static", "10.0.0.1", 29501),
-            hosts=(Host("n0", (0,)), Host("n1", (0,))),
-            node_count=2,
-        )
+        job = a_job(1, 1, is_elastic=is_elastic)
         self.hub = Mock(read=Mock(return_value=[]), has_lost_output=False)
         remote = Remote("ssh", least_nodes=1, most_nodes=2, wait_s=600.0) if is_elastic else Remote("pdsh")
-        self.conductor = Conductor(reached_terms(job, remote, Assignment("1", job, 0)), time.monotonic())
+        self.conductor = Conductor(reached(job, remote), time.monotonic())
         self.starters = Starters(job, starts, (0, 1), {}, at_once=64)
-        self.head = Head(job, self.conductor, self.starters, self.hub)
-        plan = self.head.plan(0)
+        self.head = Head(self.conductor, self.starters, self.hub)
+        plan = self.starters.plan(0)
         assert plan is not None
         self.supervisor = Mock(add=Mock(return_value=2))
         self.head.enter(self.supervisor)
@@ -108,7 +100,7 @@ def test_when_the_program_that_reaches_all_hosts_dies_their_agents_are_conducted
     pdsh.hub.fileno.return_value = bell
     pdsh.head.enter(Mock(fileno=Mock(return_value=bell), wait=Mock(return_value=[])))
     reports = [(link, a_report(0, 1, victims=(link.place,))) for link in links]
-    pdsh.hub.read.side_effect = [reports, [(link, Bye(1)) for link in links], []]
+    pdsh.hub.read.side_effect = [reports, [(link, Bye()) for link in links], []]
     pdsh.says(b"")
     pdsh.head.hear(exited(an_exit(0, signal=9)))
     pdsh.head.hear(Mock(spec=Ended))
@@ -121,7 +113,7 @@ def test_when_the_program_that_reaches_all_hosts_dies_their_agents_are_conducted
 def test_an_end_of_output_that_nobody_reads_is_waited_for_until_a_signal() -> None:
     pdsh = Stage(PDSH)
     links = pdsh.begin()
-    pdsh.hears(*[(link, message) for link in links for message in (a_report(0, 0), Bye(0))])
+    pdsh.hears(*[(link, message) for link in links for message in (a_report(0, 0), Bye())])
     pdsh.hub.drain.return_value = False
     signal: Any = Mock(spec=SignalReceived, signum=15, action="stop")
     pdsh.head.enter(Mock(wait=Mock(side_effect=[[], [], [signal]])))
@@ -134,7 +126,7 @@ def test_an_end_of_output_that_nobody_reads_is_waited_for_until_a_signal() -> No
 def test_a_head_without_its_guard_waits_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     pdsh = Stage(PDSH)
     links = pdsh.begin()
-    pdsh.hears(*[(link, message) for link in links for message in (a_report(0, 0), Bye(0))])
+    pdsh.hears(*[(link, message) for link in links for message in (a_report(0, 0), Bye())])
     pdsh.hub.drain.return_value = False
     pdsh.head.enter(Mock(wait=Mock(return_value=[])))
     another = os.getppid() + 1
@@ -231,7 +223,7 @@ def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end() ->
     link = elastic.come(0)
     elastic.fails(1)
     assert sent(link)[-1] is Meeting
-    elastic.hears((link, a_report(0, 0)), (link, Bye(0)))
+    elastic.hears((link, a_report(0, 0)), (link, Bye()))
     assert elastic.conductor.roster.is_done
     elastic.supervisor.signal.assert_not_called()
     elastic.supervisor.stop.assert_not_called()
@@ -247,6 +239,6 @@ def test_a_page_that_cannot_be_shown_changes_the_exit_code(
     link = stage.come(0)
     monkeypatch.setattr(stage.conductor, "hear", lambda *_: [Show("the page")])
     monkeypatch.setattr("sys.stdout", None)  # as Python has it where it was closed before the start
-    stage.hears((link, Bye(0)))
+    stage.hears((link, Bye()))
     assert stage.conductor.code == 1
     assert capfd.readouterr().err == "dsl: error: stdout cannot be written: it is closed\n"

@@ -9,10 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 from tests.support.machine import make_facts
+from tests.support.requests import make_request
 
 from dsl._record import replace
-from dsl.agent import fixed_nodes
-from dsl.agent.fixed_nodes import OtherNode
+from dsl.agent import calling
+from dsl.agent.calling import OtherNode
 from dsl.agent.joining import job_key, joining_of, objection
 from dsl.cli.torchrun import parse_args, to_request
 from dsl.errors import ControlError, OptionError, RendezvousError
@@ -25,8 +26,9 @@ LINE = "--nnodes 3 --node-rank 1 --master-addr {} --master-port 1234 --rdzv-id j
 def joining(address: str = "host", options: str = "", **environ: str) -> Any:
     facts = make_facts(environ=environ)
     line = LINE.format(address, options).split()
-    again = (("dslrun", "--nnodes", "3", "t.py", "it's"), 3)
-    return joining_of(plan_job(to_request(parse_args(line, environ)), facts), facts, 2, again)
+    request = to_request(parse_args([*line, "it's"], environ))
+    argv = ("dslrun", "--nnodes", "3", "--node-rank", "1", "t.py", "it's")
+    return joining_of(plan_job(request, facts, argv), facts, 2)
 
 
 def test_a_key_of_the_user_is_another_one_than_that_of_a_run_id() -> None:
@@ -96,13 +98,31 @@ def test_settings_are_numbers_above_0(setting: str) -> None:
     [
         ({}, ""),
         ({"nodes": 2}, "its --nnodes is 2, that of node 0 is 3"),
+        ({"spares": 1}, "its --spares is 1, that of node 0 is 0"),
         ({"place": 0}, "its --node-rank is 0, with 3 nodes it must be 1 to 2"),
         ({"place": 3}, "its --node-rank is 3, with 3 nodes it must be 1 to 2"),
     ],
 )
 def test_a_node_needs_a_place_of_the_job(fields: dict[str, int], words: str) -> None:
-    own = joining().hello
-    assert objection(replace(own, **fields), replace(own, place=0)) == words
+    found = joining()
+    own = found.hello
+    assert objection(replace(own, **fields), replace(own, place=0), found.job) == words
+
+
+def test_nodes_without_ssh_are_named_by_their_hosts_and_told_in_the_words_of_their_command() -> None:
+    files = {"H": "alpha slots=4\nempty slots=0\nbeta slots=2\n"}
+    wish: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "node_rank": 2, "master_addr": "[::1]"}
+    request = make_request("deepspeed", "t.py", wait_hosts_s=7.5, heartbeat_s=3.0, **wish)
+    facts = make_facts(files=files)
+    argv = ("dsl", "-H", "H", "--no_ssh", "--node_rank", "2", "t.py")
+    found = joining_of(plan_job(request, facts, argv), facts, 2)
+    hello = found.hello
+    assert (hello.place, hello.nodes, hello.host, hello.workers) == (1, 2, "beta", 2)
+    assert (found.meeting_point, found.timeout_s, found.silence_s) == ("[::1]:29500", 7.5, 3)
+    assert found.command_of(0) == "dsl -H H --no_ssh --node_rank 0 t.py"
+    odd = objection(replace(hello, nodes=3), hello, found.job)
+    assert odd == "its number of hosts is 3, that of node 0 is 2"
+    assert objection(replace(hello, place=2), hello, found.job).startswith("its --node_rank is 2, ")
 
 
 @pytest.mark.guarantee("G8")
@@ -121,11 +141,11 @@ def test_a_node_whose_calls_lead_nowhere_gives_up_in_time(end: str, monkeypatch:
 
     hub = Mock()
     hub.add.return_value.receive = receive
-    monkeypatch.setattr(fixed_nodes, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
-    monkeypatch.setattr(fixed_nodes, "connect", Mock())
-    monkeypatch.setattr(fixed_nodes, "Hub", lambda _silence_s: hub)
+    monkeypatch.setattr(calling, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
+    monkeypatch.setattr(calling, "connect", Mock())
+    monkeypatch.setattr(calling, "Hub", lambda _silence_s: hub)
     told: list[Any] = []
-    node = OtherNode(Mock(), joining("127.0.0.1", "--rdzv-conf timeout=7"), told.append)
+    node = OtherNode(joining("127.0.0.1", "--rdzv-conf timeout=7"), told.append)
     with pytest.raises(RendezvousError, match=r"^still waiting for node 0 after 7 s: (node 0|it) has "):
         node.call()
     assert [one.text.partition(":")[0] for one in told] == ["waiting for node 0 for up to 7 s"]

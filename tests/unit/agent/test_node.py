@@ -12,7 +12,7 @@ from dsl.agent import node
 from dsl.agent.node import AgentOptions, HeadLink, announcements, place_of
 from dsl.control.messages import Assignment, Refused
 from dsl.errors import DslError
-from dsl.machine.this_process import Console
+from dsl.machine import Console
 from dsl.model.job import Host, Job, MeetingPoint, Notice
 from dsl.model.request import PlacementRequest, Program
 from dsl.plan.worker import DEEPSPEED

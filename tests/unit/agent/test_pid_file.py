@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.support.outcome import assert_one_line
 
-from dsl.agent.pid_file import PidFile, remove
+from dsl.agent.pid_file import pid_file, remove
 from dsl.errors import PidFileError
 
 
 def test_it_is_there_as_long_as_the_job_runs(tmp_path: Path) -> None:
     path = tmp_path / "7.deepspeed"
-    with PidFile(str(path)):
+    with pid_file(str(path)):
         assert path.read_text() == str(os.getpid())
     assert not path.exists()
 
@@ -26,7 +26,7 @@ def test_a_leftover_is_refused_and_stays(tmp_path: Path) -> None:
     path.write_text("1")
     with (
         pytest.raises(PidFileError, match="File exists, remove it if it is a leftover") as caught,
-        PidFile(str(path)),
+        pid_file(str(path)),
     ):
         pass
     assert_one_line(str(caught.value))
@@ -38,7 +38,7 @@ def test_a_leftover_of_a_process_that_is_gone_is_replaced(tmp_path: Path) -> Non
     path = tmp_path / "1.deepspeed"
     for stale in ("4194305", str(os.getpid())):
         path.write_text(stale)
-        with PidFile(str(path)):
+        with pid_file(str(path)):
             assert path.read_text() == str(os.getpid())
             assert path.stat().st_mode & 0o777 == 0o600
 
@@ -55,7 +55,7 @@ def test_what_is_no_pid_file_is_refused_and_stays(kind: str, tmp_path: Path) -> 
         path.mkdir()
     else:
         path.write_text("pid 5")
-    with pytest.raises(PidFileError, match="File exists"), PidFile(str(path)):
+    with pytest.raises(PidFileError, match="File exists"), pid_file(str(path)):
         pass
     assert os.path.lexists(path)
     assert target.read_text() == "4194305"
@@ -81,7 +81,7 @@ def test_a_pid_that_cannot_be_written_is_one_line_and_leaves_no_file(
 
     path = tmp_path / "7.deepspeed"
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(PidFileError, match="No space left on device") as caught, PidFile(str(path)):
+    with pytest.raises(PidFileError, match="No space left on device") as caught, pid_file(str(path)):
         pass
     assert_one_line(str(caught.value))
     assert not path.exists()

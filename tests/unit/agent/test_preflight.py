@@ -11,11 +11,12 @@ from tests.support.machine import FREE_PORT, OWN_ADDRESSES, UNASKED, make_facts
 
 from dsl._record import replace
 from dsl.agent.preflight import assignment_problem, look, meeting_problem
-from dsl.control.messages import TO_HEAD, Assignment, Checked, message_from_bytes, message_to_bytes
+from dsl.control.messages import TO_HEAD, Assignment, Checked
 from dsl.errors import OptionError, PortError
 from dsl.machine import programs
+from dsl.model.codec import from_line, to_line
 from dsl.model.job import Host, Job, Meeting, MeetingPoint
-from dsl.model.request import DebugRequest, OutputRequest, Program
+from dsl.model.request import DebugRequest, OutputRequest, Program, StartRequest
 from dsl.plan.worker import DEEPSPEED, TORCH
 
 PARTS = Job(
@@ -66,7 +67,7 @@ def test_a_host_in_order_has_no_problem(folder: Path) -> None:
     named = replace(named, job=replace(named.job, flavour=TORCH))
     checked = look(named, facts)
     assert checked.problems == ()
-    assert message_from_bytes(message_to_bytes(checked), TO_HEAD) == checked
+    assert from_line(to_line(checked), TO_HEAD) == checked
 
 
 def test_all_problems_come_at_once_and_nothing_is_made(folder: Path) -> None:
@@ -324,6 +325,26 @@ def test_debugpy_is_looked_for_where_a_rank_is_debugged(
     assignment = assign(folder, node_rank=1, debug=DebugRequest(ranks))
     assert look(assignment, make_facts(cuda=4)).problems == ()
     assert questions == ["/opt/python"] * asked
+
+
+@pytest.mark.parametrize(
+    "wrap, is_elastic, said",
+    [
+        ("2:./nsys", False, "--wrap: program './nsys' does not exist, check the path"),
+        ("all:no-such-program", False, "--wrap: program 'no-such-program' is not on PATH"),
+        ("0:no-such-program", True, "--wrap: program 'no-such-program' is not on PATH"),
+        ("3:./train.py", False, "/train.py' is not executable, mark it with chmod +x or leave out --wrap"),
+        ("0-1:no-such-program", False, ""),
+        ("3:sh -c", False, ""),
+    ],
+)
+def test_a_command_is_looked_for_where_it_wraps_a_rank(
+    wrap: str, said: str, folder: Path, *, is_elastic: bool
+) -> None:
+    assignment = assign(folder, node_rank=1, start=StartRequest(wraps=(wrap,)))
+    problems = look(replace(assignment, is_elastic=is_elastic), make_facts(cuda=4)).problems
+    assert len(problems) == bool(said)
+    assert said in "".join(problems)
 
 
 def test_a_host_without_debugpy_or_with_a_taken_port_has_a_problem(

@@ -26,25 +26,20 @@ KNOWN = Notice("warning", "it is slow")
 class Source:
     """Notes the steps of a launch."""
 
-    job = None
-
     def __init__(self, plan: NodePlan | None = None) -> None:
         self.steps: list[object] = []
         self._plan = plan or a_plan(2)
 
     def plan(self, _attempt: int) -> NodePlan:
-        """Note it."""
         self.steps.append("plan")
         return self._plan
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Note it, and whether a signal waits."""
         held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.steps.append("prepare, signals held" if held else "prepare")
         return plan
 
     def finish(self, *, succeeded: bool) -> None:
-        """Note it."""
         self.steps.append("keep" if not succeeded else "remove")
 
     def tidy(self) -> None:
@@ -54,11 +49,10 @@ class Source:
 class Ran:
     """An agent that ends with a code, or by an exception."""
 
-    def __init__(self, end: int | BaseException) -> None:
-        self._end = end
+    def __init__(self, plan: NodePlan, end: int | BaseException) -> None:
+        self.plan, self._end = plan, end
 
     def run(self, _supervisor: object) -> Any:
-        """End so."""
         if isinstance(self._end, BaseException):
             raise self._end
         return Mock(code=self._end)
@@ -70,7 +64,7 @@ class Guarding:
     def __init__(self, *_signals: object, **_grace: object) -> None:
         pass
 
-    def enter_agent(self) -> None:
+    def enter_agent(self, _workers: int) -> None:
         """Nothing to do."""
 
     def discard(self) -> None:
@@ -80,8 +74,7 @@ class Guarding:
 class Forbidding(Guarding):
     """A guard whose agent cannot be one."""
 
-    def enter_agent(self) -> None:
-        """Refuse."""
+    def enter_agent(self, _workers: int) -> None:
         raise EngineError("prctl: Operation not permitted")
 
 
@@ -108,14 +101,16 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_launch(source: Source, **parts: Any) -> Session:
     """A launch without listeners."""
-    return Session(source, Side(), **parts)
+    side = Side()
+    side.source = source
+    return Session(side, **parts)
 
 
 def run_agent(
     end: int | BaseException, monkeypatch: pytest.MonkeyPatch, plan: NodePlan | None = None
 ) -> tuple[int, str]:
     """The exit code of a process whose agent ends so, and what it did with the files."""
-    monkeypatch.setattr(session, "Agent", lambda *_args, **_kwargs: Ran(end))
+    monkeypatch.setattr(session, "Agent", lambda _source, plan, *_args, **_kwargs: Ran(plan, end))
     source = Source(plan)
     with pytest.raises(ProcessEnded) as ended:
         a_launch(source).run_guarded()
@@ -201,7 +196,7 @@ def test_a_pid_file_that_is_there_already_ends_the_job_before_it_begins(
 def test_what_is_known_is_told_before_anything_is_made_and_where_the_files_are_after_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "Agent", lambda *_args, **_kwargs: Ran(3))
+    monkeypatch.setattr(session, "Agent", lambda _source, plan, *_args, **_kwargs: Ran(plan, 3))
     source = Source()
     steps = source.steps
 
@@ -209,22 +204,29 @@ def test_what_is_known_is_told_before_anything_is_made_and_where_the_files_are_a
         steps.append("preview")
         return False
 
-    def tell(_plan: NodePlan, notices: Sequence[Notice]) -> None:
-        steps.extend(notices)
-
     class Noting(Side):
+        def notices(self, plan: NodePlan) -> Sequence[Notice]:
+            assert plan is not None
+            return MADE, KNOWN
+
+        def tell(self, plan: NodePlan, notices: Sequence[Notice]) -> None:
+            assert plan is not None
+            steps.extend(notices)
+
         def listeners(self, plan: NodePlan) -> list[Any]:
             steps.append("listeners")
             return super().listeners(plan)
 
-    launch = Session(source, Noting(), notices=lambda _: (MADE, KNOWN), tell=tell, preview=preview)
+    side = Noting()
+    side.source = source
+    launch = Session(side, preview=preview)
     assert launch.run_here(lambda outcome: outcome.code) == 3
     assert steps == ["plan", KNOWN, "preview", "prepare", MADE, "listeners", "remove"]
 
 
 def test_a_preview_that_is_all_makes_and_starts_nothing() -> None:
     source = Source()
-    launch = Session(source, Side(), preview=lambda _: True)
+    launch = a_launch(source, preview=lambda _: True)
     assert launch.run_guarded() == 0
     assert launch.run_here(failing(AssertionError)) is None
     assert source.steps == ["plan", "plan"]
@@ -235,16 +237,19 @@ def test_an_error_at_any_step_of_a_launch_keeps_no_file_that_is_empty(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = PortError("no free port")
-    monkeypatch.setattr(session, "Agent", lambda *_args, **_kwargs: Ran(error if step == "run" else 0))
+    monkeypatch.setattr(
+        session, "Agent", lambda _source, plan, *_args, **_kwargs: Ran(plan, error if step == "run" else 0)
+    )
     source = Source()
     if step == "prepare":
         monkeypatch.setattr(source, "prepare", failing(error))
     side = Side()
+    side.source = source
     if step == "listeners":
         monkeypatch.setattr(side, "listeners", failing(error))
     conclude = failing(error) if step == "conclude" else lambda outcome: outcome.code
     with pytest.raises(PortError):
-        Session(source, side).run_here(conclude)
+        Session(side).run_here(conclude)
     assert source.steps[-1] == "keep"
 
 
@@ -254,7 +259,7 @@ def test_an_exception_during_the_wait_stops_the_workers(
 ) -> None:
     supervisor = Mock()
     supervisor.wait.return_value = []
-    monkeypatch.setattr(session, "Agent", lambda *_args, **_kwargs: Ran(end))
+    monkeypatch.setattr(session, "Agent", lambda _source, plan, *_args, **_kwargs: Ran(plan, end))
     monkeypatch.setattr(session, "Supervisor", lambda: supervisor)
     with pytest.raises(type(end)):
         a_launch(Source()).run_here(lambda outcome: outcome)
@@ -265,7 +270,7 @@ def test_an_exception_during_the_wait_stops_the_workers(
 def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "Agent", lambda *_args, **_kwargs: Ran(3))
+    monkeypatch.setattr(session, "Agent", lambda _source, plan, *_args, **_kwargs: Ran(plan, 3))
     source = Source()
     steps = source.steps
 
@@ -273,7 +278,7 @@ def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_
         steps.append("fork")
         return 0
 
-    def join(_supervisor: object) -> None:
+    def join() -> None:
         steps.append("join")
 
     monkeypatch.setattr(os, "fork", fork)
@@ -286,6 +291,6 @@ def test_nodes_that_meet_under_the_guard_take_all_steps_of_the_launch_after_the_
 def test_a_signal_that_ends_the_meeting_ends_the_job_with_its_code() -> None:
     source = Source()
     with pytest.raises(ProcessEnded) as ended:
-        a_launch(source).run_joined(a_plan(2), lambda _: 143)
+        a_launch(source).run_joined(a_plan(2), lambda: 143)
     assert ended.value.args == (143,)
     assert set(source.steps) == {"keep"}

@@ -7,29 +7,21 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import pytest
+from tests.support.conducting import a_job
 from tests.support.events import an_exit, exited
 
 from dsl import EngineError, Output
 from dsl._record import replace
-from dsl.agent.starters import KILL_S, LONGEST_LINE, KeyTold, Killed, Missing, Starters
+from dsl.agent.starters import KILL_S, LONGEST_LINE, Starters
 from dsl.errors import LauncherError
 from dsl.launchers.base import Start
-from dsl.model.job import Host, Job, MeetingPoint, Notice
-from dsl.model.request import Program
-from dsl.plan.worker import DEEPSPEED
+from dsl.model.job import Notice
 
 STDOUT, STDERR = 1, 2
-JOB = Job(
-    flavour=DEEPSPEED,
-    program=Program("script", "train.py"),
-    meeting=MeetingPoint("static", "10.0.0.1", 29501),
-    hosts=(Host("n0", (0,)), Host("n1", (0,))),
-    node_count=2,
-)
 SSH = [
     Start(argv=("/usr/bin/ssh", name), node_rank=rank, speaks=True) for rank, name in enumerate(("n0", "n1"))
 ]
@@ -40,24 +32,60 @@ MANY = [replace(start, detaches=True) for start in ELASTIC]
 MADE: list[Stage] = []
 
 
+class KeyTold(NamedTuple):
+    """An agent may come in."""
+
+    place: int
+    key: bytes
+
+
+class Missing(NamedTuple):
+    """Agents will not come."""
+
+    places: tuple[int, ...]
+    why: str
+    said: tuple[str, ...]
+
+
+class Killed(NamedTuple):
+    """The program that reaches all hosts is gone."""
+
+    why: str
+
+
 class Stage:
     """The programs that reach two hosts, and what the head is told of them."""
 
-    def __init__(self, *starts: Start) -> None:
+    def __init__(self, *starts: Start, beside: Start | None = None) -> None:
         MADE.append(self)
-        self.starters = Starters(JOB, starts, (0, 1), {"HOME": "/", "GONE": "1"}, at_once=64)
-        self.plan = self.starters.plan()
+        self.starters = Starters(a_job(1, 1), starts, (0, 1), {"HOME": "/", "GONE": "1"}, at_once=64)
+        self.starters.beside = beside
+        self.plan = self.starters.plan(0)
+        self.news: list[object] = []
+        self.starters.tell = self.news.append
+        self.starters.let_in = lambda place, key: self.news.append(KeyTold(place, key))
+        self.starters.miss = lambda places, why, said: self.news.append(
+            Missing(tuple(places), why, tuple(said))
+        )
+        self.starters.lose = lambda why: self.news.append(Killed(why))
         self.supervisor = self.starters.supervisor = Mock(add=Mock(side_effect=count(len(starts))))
 
     def says(self, program: int, data: bytes, stream: int = STDERR) -> list[object]:
         """A program writes; no data: that is its end. What follows, without the lines that are shown for debugging."""
         event: Any = Mock(spec=Output, worker=program, stream=stream, data=data)
-        news = self.starters.hear(event)
-        return [one for one in news if not isinstance(one, Notice) or one.level != "debug"]
+        self.starters.hear(event)
+        return [one for one in self.told() if not isinstance(one, Notice) or one.level != "debug"]
+
+    def told(self) -> list[object]:
+        """What the head was told since the last call."""
+        news = [*self.news]
+        self.news.clear()
+        return news
 
     def exits(self, program: int, **how: Any) -> list[object]:
         """A program ends. Its children may hold its output."""
-        return self.starters.hear(exited(an_exit(program, **how)))
+        self.starters.hear(exited(an_exit(program, **how)))
+        return self.told()
 
     def ends(self, program: int, **how: Any) -> list[object]:
         """A program ends, and its output, too."""
@@ -119,7 +147,8 @@ def test_what_a_program_writes_last_is_waited_for_but_not_long() -> None:
     due_s = ssh.starters.deadline_s
     assert due_s is not None
     assert due_s <= time.monotonic() + 1
-    ((places, why),) = missing(ssh.starters.go_on(due_s))
+    ssh.starters.go_on(due_s)
+    ((places, why),) = missing(ssh.told())
     assert places == (0,)
     assert "no route to host" in why
     assert ssh.says(0, b"") == []
@@ -229,7 +258,8 @@ def test_a_key_in_a_line_of_an_unknown_host_is_said_at_once_and_never_shown(mark
     """A wrapper of pdsh may hide or change the names of hosts."""
     pdsh = Stage(PDSH)
     event: Any = Mock(spec=Output, worker=0, stream=STDOUT, data=mark + key_line(1))
-    ((places, why),) = missing(pdsh.starters.hear(event))
+    pdsh.starters.hear(event)
+    ((places, why),) = missing(pdsh.told())
     assert places == (1,)
     assert why.startswith("pdsh does not mark the lines of hosts with their names")
     assert "ab" * 32 not in str(pdsh.ends(0, code=1))
@@ -283,7 +313,8 @@ def test_a_host_that_is_reached_again_tells_another_key_and_its_last_program_doe
     elastic, line = Stage(*ELASTIC), key_line(1)
     assert elastic.says(1, line, STDOUT) == [KeyTold(1, b"\xab" * 32)]
     assert elastic.says(1, line, STDOUT) == [warning("host n1 has told a second key")]
-    assert elastic.starters.reach(1) == []
+    elastic.starters.reach(1)
+    assert elastic.told() == [KeyTold(1, b"")], "the new one may call before its key is told"
     assert (elastic.signals(), elastic.added()) == ([(15, 1)], []), (
         "the new one waits for the end of the last"
     )
@@ -292,7 +323,8 @@ def test_a_host_that_is_reached_again_tells_another_key_and_its_last_program_doe
     assert elastic.says(1, line, STDOUT) == [], "another process has its output"
     assert elastic.says(2, line, STDOUT) == [KeyTold(1, b"\xab" * 32)]
     assert missing(elastic.ends(2, code=255))[0][0] == (1,)
-    assert elastic.starters.reach(1) == []
+    elastic.starters.reach(1)
+    assert elastic.told() == [KeyTold(1, b"")]
     assert elastic.added() == [("/usr/bin/ssh", "n1")], "at once, as nothing is left of the last"
     assert elastic.starters.deadline_s is None
 
@@ -319,9 +351,11 @@ def test_a_program_that_cannot_be_added_is_missing_and_may_be_tried_again() -> N
     elastic.ends(0, code=255)
     add = elastic.supervisor.add
     add.side_effect = EngineError("no processes are left")
-    assert missing(elastic.starters.reach(0)) == [((0,), "no processes are left")]
+    elastic.starters.reach(0)
+    assert missing(elastic.told()) == [((0,), "no processes are left")]
     add.side_effect = [2]
-    assert elastic.starters.reach(0) == []
+    elastic.starters.reach(0)
+    assert elastic.told() == []
 
 
 def test_an_agent_that_runs_on_by_itself_is_not_missing() -> None:
@@ -357,15 +391,38 @@ def test_files_are_for_this_user_alone_and_go_with_the_job(tmp_path: Path) -> No
     folder = tmp_path / "run"
     files = [((f"{folder}_{rank}/hosts", f"n{rank}\n"),) for rank in range(2)]
     starts = [Start(argv=("mpirun",), node_rank=rank, files=some) for rank, some in enumerate(files)]
-    one = Stage(*starts).starters
-    one.prepare()
+    stage = Stage(*starts)
+    one, plan = stage.starters, stage.plan
+    assert one.prepare(plan) is plan
     folder = tmp_path / "run_1"
     assert (folder / "hosts").read_text() == "n1\n"
     assert folder.stat().st_mode & 0o777 == 0o700
-    one.finish()
+    one.finish(succeeded=True)
     assert list(tmp_path.iterdir()) == []
     folder.mkdir()
     with pytest.raises(LauncherError, match=f"cannot write {folder} for the launcher: File exists"):
-        one.prepare()
-    one.finish()
+        one.prepare(plan)
+    one.finish(succeeded=True)
     assert folder.exists(), "it is not ours"
+
+
+def test_hosts_that_are_listed_later_have_programs_of_their_own() -> None:
+    """The last program of the plan is another one, whose numbers the others do not get."""
+    stage = Stage(*ELASTIC, beside=Start(("python", "-c", "list")))
+    assert [worker.argv[0] for worker in stage.plan.workers] == ["/usr/bin/ssh", "/usr/bin/ssh", "python"]
+    more = Start(argv=("/usr/bin/ssh", "n2"), node_rank=2)
+    stage.starters.extend(a_job(1, 1, 1), [*ELASTIC, more])
+    assert stage.added() == []
+    stage.supervisor.add.side_effect = EngineError("no")
+    stage.starters.reach(2)
+    assert missing(stage.told()) == [((2,), "no")]
+    stage.supervisor.add.side_effect = count(3)
+    stage.added()
+    stage.starters.reach(2)
+    assert stage.added() == [("/usr/bin/ssh", "n2")]
+    stage.exits(3, code=255)
+    assert missing(stage.says(3, b"")) == [
+        ((2,), "cannot be reached, check that `ssh n2 true` works without a password")
+    ]
+    stage.starters.reach(2)
+    assert stage.added() == [("/usr/bin/ssh", "n2")]

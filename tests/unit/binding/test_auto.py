@@ -13,12 +13,12 @@ from tests.support.machine import make_facts, make_gpus, numa_table
 from tests.support.outcome import error_of
 
 from dsl._record import replace
-from dsl.binding.placement import NodeGroup, Placement, place
+from dsl.binding import NodeGroup, Placement, place
 from dsl.binding.rules import Binding, bind_auto, memory_policy
 from dsl.errors import OptionError, PlacementError
-from dsl.lists import format_ranges
-from dsl.machine.cpus import NumaNode, Topology
+from dsl.machine.kernel import NumaNode, Topology
 from dsl.model.request import PlacementRequest
+from dsl.words import format_ranges
 
 AUTO = PlacementRequest(bind="auto")
 NUMA = PlacementRequest(numa_binding="node")

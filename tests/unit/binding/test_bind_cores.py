@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tests.support.machine import make_facts, numa_table
 from tests.support.outcome import assert_one_line, error_of
 
-from dsl.binding.placement import NodeGroup, place
+from dsl.binding import NodeGroup, place
 from dsl.binding.rules import CPU_LIMIT, Binding, describe, describe_all, parse_core_list
 from dsl.errors import PlacementError
-from dsl.lists import format_ranges
-from dsl.machine.cpus import NumaNode, Topology
+from dsl.machine.kernel import NumaNode, Topology
 from dsl.model.request import PlacementRequest
+from dsl.words import format_ranges
 
 cores = st.sets(st.integers(0, CPU_LIMIT - 1), min_size=1, max_size=64).map(sorted)
 
@@ -27,7 +27,7 @@ def test_core_lists_survive_the_round_trip(numbers: list[int]) -> None:
 @given(st.text(st.sampled_from("0123456789,- ") | st.characters(), max_size=20))
 def test_any_text_gives_ascending_cores_or_a_binding_error(text: str) -> None:
     error = error_of(PlacementError, parse_core_list, text)
-    if error is not None:
+    if error:
         assert repr(text) in error
         assert_one_line(error)
     else:

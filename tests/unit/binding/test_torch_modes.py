@@ -12,14 +12,14 @@ from tests.support.machine import make_facts, numa_table
 from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
-from dsl.binding.placement import NodeGroup, Placement, place
+from dsl.binding import NodeGroup, Placement, place
 from dsl.binding.rules import MODES
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PlacementError
 from dsl.facts import Facts
-from dsl.lists import format_ranges
-from dsl.machine.cpus import NumaNode, Topology
+from dsl.machine.kernel import NumaNode, Topology
 from dsl.model.request import PlacementRequest
+from dsl.words import format_ranges
 
 # Two sockets of two NUMA nodes of four cores, a cache for two of them.
 NODES = numa_table(range(4), range(4, 8), range(8, 12), range(12, 16))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import pytest
 from tests.support.machine import make_facts
+from tests.support.options import LINES, NEEDS, ROWS, said
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed
-from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.control.messages import TO_AGENT, Assignment, message_from_bytes, message_to_bytes
-from dsl.errors import UnsupportedError
+from dsl.control.messages import TO_AGENT, Assignment
 from dsl.facts import Facts
 from dsl.launchers.base import Agents, Start
 from dsl.launchers.table import TABLE, each_host
+from dsl.model.codec import from_line, to_line
 from dsl.model.job import Job, Meeting, NodePlan
-from dsl.model.options import Option
-from dsl.model.outcome import Membership
-from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS
 from dsl.plan.job import JobPlan, plan_job
+from dsl.plan.remote import LAUNCHERS, RANK_LAUNCHERS
 
 pytestmark = pytest.mark.guarantee("G5")
 
@@ -37,51 +33,6 @@ class Case(NamedTuple):
     with_: str = ""
 
 
-IN_THE_JOB = {
-    "master_port": Case("29501"),
-    "master_addr": Case("10.0.0.2"),
-    "module": Case(),
-    "no_python": Case(),
-    "no_local_rank": Case(),
-    "bind_cores_to_rank": Case(),
-    "bind_core_list": Case("0-3", with_="--bind_cores_to_rank"),
-    "enable_each_rank_log": Case("logs"),
-    "save_pid": Case(),
-    "log_level": Case("debug"),
-    "quiet": Case(),
-    "grace": Case("7"),
-    "preempt_signal": Case("USR1"),
-    "preempt_grace": Case("9", with_="--preempt-signal USR1"),
-    "signal_scope": Case("group"),
-    "log_dir": Case("d"),
-    "redirects": Case("0:1"),
-    "tee": Case("3"),
-    "local_ranks_filter": Case("0"),
-    "duplicate_stdout_filters": Case("a"),
-    "duplicate_stderr_filters": Case("b"),
-    "tag_output": Case("always"),
-    "collapse": Case(),
-    "partial_after": Case("never"),
-    "stdin": Case("none"),
-    "log_max_size": Case("64K", with_="--log-dir d"),
-    "bind": Case("auto"),
-    "bind_strict": Case(with_="--bind auto"),
-    "mem_policy": Case("local", with_="--bind auto"),
-    "start_method": Case("forkserver"),
-    "preload": Case("torch", with_="--start-method forkserver"),
-    "warm_for": Case("60", with_="--start-method warm"),
-    "warm_memory": Case("2G", with_="--start-method warm"),
-    "stacks_on_failure": Case(),
-    "hang_timeout": Case("600"),
-    "hang_action": Case("stop", with_="--hang-timeout 600"),
-    "debug": Case("all"),
-    "debug_port": Case("7000", with_="--debug"),
-    "debug_address": Case("0.0.0.0", with_="--debug"),
-    "debug_wait": Case(with_="--debug"),
-    "report_bindings": Case(),
-    "elastic_training": Case(with_="--master_addr 10.0.0.2"),
-    "max_restarts": Case("3", with_="--elastic_training --master_addr 10.0.0.2"),
-}
 CHOOSES_HOSTS = {
     "hostfile": Case("/fewer"),
     "include": Case("here:1,3@there:0,2"),
@@ -100,6 +51,8 @@ IS_TOLD_THE_AGENTS = {
     "heartbeat": Case("3"),
 }
 EXCEPTIONS = {
+    "ssh_program": "it takes the place of a launcher",
+    "wait_hosts": "it is for the command on this host",
     "fork_server_per": "it has no effect",
     "launcher": "each test goes through all of its words",
     "one_agent_per_node": "below, for the launchers that start ranks",
@@ -109,18 +62,30 @@ EXCEPTIONS = {
     "events": "it is for the command on this host",
     "metrics": "it is for the command on this host",
     "detach": "it is for the command on this host",
+    "autotuning": "it is refused where one job is planned",
     "doctor": "nothing is started",
+    "doctor_first": "the agents are told with the job",
+    "ring": "another program is started",
     "dry_run": "nothing is started",
     "dry_run_json": "nothing is started",
     "min_elastic_nodes": "below, for jobs whose hosts come and go",
     "max_elastic_nodes": "below, for jobs whose hosts come and go",
     "elastic_wait": "below, for jobs whose hosts come and go",
+    "discover": "it names the hosts of such jobs",
 }
 NO_EFFECT = {("slurm", "ssh_port"): "--ssh_port has no effect with --launcher slurm, which uses no ssh"}
-REFUSED = {
-    "autotuning": Case("run"),
+OPTIONS = {option.dest: option for option in LINES["dsl"].options}
+WITH = {
+    **NEEDS,
+    "bind_core_list": "--bind_cores_to_rank",
+    "elastic_training": "--master_addr 10.0.0.2",
+    "max_restarts": "--elastic_training --master_addr 10.0.0.2",
 }
-OPTIONS: dict[str, Option] = {option.dest: option for option in COMMAND_LINE.options}
+"""What else has to be said with an option of the job, so that it has an effect."""
+ELSEWHERE = {*CHOOSES_HOSTS, *IS_TOLD_THE_LAUNCHER, *IS_TOLD_THE_AGENTS, *EXCEPTIONS}
+IN_THE_JOB = {
+    dest: Case(ROWS["dsl"][dest][0], WITH.get(dest, "")) for dest in OPTIONS if dest not in ELSEWHERE
+}
 
 every_launcher = pytest.mark.parametrize("launcher", LAUNCHERS)
 
@@ -139,9 +104,6 @@ class Conducted:
         address = asked.address or "10.0.0.1"
         return Meeting(attempt, self._node_rank, sizes, address, asked.port or 29500)
 
-    def membership(self) -> Membership:
-        return Membership(len(self._job.hosts))
-
 
 def machine() -> Facts:
     return make_facts(cuda=4, files={"/hosts": HOSTS, "/fewer": FEWER_HOSTS})
@@ -155,12 +117,7 @@ def planned(launcher: str, *words: str) -> JobPlan:
 
 
 def words_of(dest: str, case: Case) -> list[str]:
-    option = OPTIONS[dest]
-    assert option.is_flag == (not case.value)
-    name = next(name for name in option.names if name[:2] == "--")
-    if option.bare:
-        return [*case.with_.split(), f"{name}={case.value}"]
-    return [*case.with_.split(), name, *([case.value] if case.value else [])]
+    return [*case.with_.split(), *said(OPTIONS[dest], case.value)]
 
 
 def without_and_with(launcher: str, dest: str, case: Case) -> tuple[JobPlan, JobPlan]:
@@ -169,15 +126,17 @@ def without_and_with(launcher: str, dest: str, case: Case) -> tuple[JobPlan, Job
 
 def arrived(job: Job) -> Job:
     """The job as an agent reads it from the bytes that the head sends."""
-    message = message_from_bytes(message_to_bytes(Assignment("0", job, 1)), TO_AGENT)
+    message = from_line(to_line(Assignment("0", job, 1)), TO_AGENT)
     assert isinstance(message, Assignment)
     return message.job
 
 
 def node_plans(job: Job) -> list[NodePlan]:
     """What each host starts."""
-    ranks = range(len(job.hosts))
-    return [Planner(JobPlan(job, rank), machine(), Conducted(job, rank)).plan(0) for rank in ranks]
+    planners = [Planner(JobPlan(job, rank), machine()) for rank in range(len(job.hosts))]
+    for rank, planner in enumerate(planners):
+        planner.meet_by(Conducted(job, rank))
+    return [planner.plan(0) for planner in planners]
 
 
 def starts(plan: JobPlan) -> tuple[Start, ...]:
@@ -197,12 +156,8 @@ def table(cases: dict[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("dest, case", cases.items(), ids=list(cases))
 
 
-def test_every_option_has_its_row() -> None:
-    tables: Sequence[Sequence[str]] = [
-        [*one]
-        for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, IS_TOLD_THE_AGENTS, EXCEPTIONS, REFUSED)
-    ]
-    assert sorted(chain(*tables)) == sorted(OPTIONS)
+def test_every_row_of_this_file_is_an_option() -> None:
+    assert {*ELSEWHERE, *WITH} <= {*OPTIONS}
 
 
 @every_launcher
@@ -276,13 +231,6 @@ def test_a_launcher_of_ranks_starts_a_task_a_slot_or_an_agent_a_host(launcher: s
     assert node_plans(arrived(nodes.job)) == node_plans(ranks.job)
     counts = [count_of(one) for one in (*starts(ranks), *starts(nodes))]
     assert counts == ["4", "2"]
-
-
-@every_launcher
-@table(REFUSED)
-def test_what_is_for_many_jobs_is_refused_for_one(dest: str, case: Case, launcher: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"--{dest} runs many jobs"):
-        planned(launcher, *words_of(dest, case))
 
 
 ELASTIC = ("--elastic_training", "--master_addr", "10.0.0.2")

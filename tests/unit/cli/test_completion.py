@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.machine import make_facts
 
-from dsl.cli import deepspeed, ssh, torchrun
+from dsl.cli import deepspeed, torchrun
 from dsl.cli.completion import PLAIN, answer, filters
+from dsl.cli.ssh import SSH
 from dsl.cli.tool import Tool
-from dsl.resources.filters import apply_filters
-from dsl.view.attach import WAIT
-from dsl.view.tools import PS
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from dsl.plan.hosts import apply_filters
+from dsl.view.tools import PS, WAIT
 
 POOL = {"worker-0": 4, "worker-1": 2, "big": 300}
 
@@ -145,15 +142,15 @@ def test_a_slip_at_the_completion_is_one_line(
         (PS, ["--jsn"], "dsl-ps: error: unrecognized arguments: --jsn, did you mean --json?"),
         (PS, ["job"], "dsl-ps: error: unrecognized arguments: job, see dsl-ps --help"),
         (WAIT, ["--zzz"], "dsl-wait: error: unrecognized arguments: --zzz, see dsl-wait --help"),
-        (ssh, ["--max-at-onec", "3", "ls"], "--max-at-onec, did you mean --max-at-once?"),
-        (ssh, [], "dsl-ssh: error: no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]"),
+        (SSH, ["--max-at-onec", "3", "ls"], "--max-at-onec, did you mean --max-at-once?"),
+        (SSH, [], "dsl-ssh: error: no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]"),
     ],
 )
 def test_a_slip_at_a_tool_is_one_line(
-    tool: Tool | ModuleType, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    tool: Tool, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = tool.main(words)
+        code: object = tool.main(words)
     except SystemExit as stop:
         code = stop.code
     assert code == 2

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.launches import without_engine
+from tests.support.launches import Started, assert_refused, started_jobs
 
-from dsl.cli import deepspeed
-from dsl.cli.command import Command
-from dsl.model.job import NodePlan
+from dsl.cli import deepspeed, torchrun
 
 LARGE = """{"zero_optimization": {"stage": [2, 3]},
 "autotuning": {"device_memory": "80G", "model_info": {"num_params": 1e12}}}"""
@@ -35,20 +32,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> list[NodePlan]:
-    """Plans that were handed to the engine, which here ends each job with 7."""
-    plans: list[NodePlan] = []
-
-    def run_job(_planner: object, plan: NodePlan) -> int:
-        plans.append(plan)
-        for worker in plan.workers:  # what the engine opens
-            for route in (worker.stdout, worker.stderr):
-                if route is not None and route.path is not None:
-                    Path(route.path).touch()
-        return 7
-
-    without_engine(monkeypatch, run_job)
-    return plans
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    return started_jobs(monkeypatch)
 
 
 BAD_INPUT: list[tuple[str, int, str]] = [
@@ -99,6 +84,11 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ),
     ("--autotuning tune --dry-run t.py", 2, "--dry-run cannot be used with --autotuning"),
     ("--autotuning tune --detach t.py", 2, "--detach cannot be used with --autotuning"),
+    (
+        "--autotuning tune --doctor --ring t.py",
+        2,
+        "cannot be used with --autotuning: it starts no experiment",
+    ),
     ("--autotuning tune --events e t.py", 2, "--events cannot be used with --autotuning"),
     ("--autotuning tune --no_ssh t.py", 2, "--no_ssh cannot be used with --autotuning"),
     ("--launcher nonsense t.py", 2, "unknown launcher 'nonsense', expected one of pdsh, openmpi, mvapich"),
@@ -129,18 +119,12 @@ def test_bad_input_is_one_line_and_its_exit_code(
     code: int,
     message: str,
     machine: Path,
-    started: list[NodePlan],
+    started: Started,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing is started, nothing is left."""
-    before = sorted(os.listdir(machine))
-    assert deepspeed.main(line.split()) == code
-    (text,) = capfd.readouterr().err.splitlines()
-    assert text.startswith("dsl: error: ")
-    assert message in text
-    assert not text.endswith(".")
+    assert_refused(deepspeed, line, code, message, machine, capfd)
     assert started == []
-    assert sorted(os.listdir(machine)) == before
 
 
 @pytest.mark.parametrize(
@@ -160,33 +144,21 @@ def test_a_bad_environment_is_one_line_too(
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"dsl: error: {message}")
 
 
-def test_a_port_that_was_asked_for_and_is_taken_names_its_holder(
-    started: list[NodePlan], capfd: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert deepspeed.main(["--master_port", str(port), "t.py"]) == 2
-    assert f"master port {port} is taken by pid {os.getpid()} (" in capfd.readouterr().err
-    assert started == []
-
-
-def test_the_exit_code_is_that_of_the_job(started: list[NodePlan]) -> None:
+def test_the_exit_code_is_that_of_the_job(started: Started) -> None:
     assert deepspeed.main(["--num_gpus", "3", "t.py", "--lr", "1e-3"]) == 7
-    (plan,) = started
+    ((plan, _),) = started
     assert [worker.argv[2:] for worker in plan.workers] == [
         ("t.py", f"--local_rank={rank}", "--lr", "1e-3") for rank in range(3)
     ]
 
 
-def test_the_directory_for_logs_is_there_when_the_job_starts(machine: Path, started: list[NodePlan]) -> None:
+def test_the_directory_for_logs_is_there_when_the_job_starts(machine: Path, started: Started) -> None:
     assert deepspeed.main(["--enable_each_rank_log", "a/b", "t.py"]) == 7
     assert (machine / "a" / "b").is_dir()
-    assert started[0].log_dir == "a/b"
+    assert started[0][0].log_dir == "a/b"
 
 
-def test_the_directories_of_a_run_are_there_when_the_job_starts(
-    machine: Path, started: list[NodePlan]
-) -> None:
+def test_the_directories_of_a_run_are_there_when_the_job_starts(machine: Path, started: Started) -> None:
     assert deepspeed.main(["--log-dir", "a", "t.py"]) == 7
     run = machine / "a" / os.readlink(machine / "a" / ".latest")
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == [
@@ -197,7 +169,7 @@ def test_the_directories_of_a_run_are_there_when_the_job_starts(
             for name in ("", "/stderr.log", "/stdout.log")
         ],
     ]
-    assert started[0].run_dirs[0] == f"a/{run.name}"
+    assert started[0][0].run_dirs[0] == f"a/{run.name}"
 
 
 @pytest.mark.parametrize("level, said", [("info", True), ("warning", False)])
@@ -237,50 +209,32 @@ def test_a_dry_run_makes_no_file_and_announces_none(
     assert sorted(os.listdir(machine)) == before
 
 
-def test_a_place_that_cannot_be_made_is_not_announced(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("dsl.output.folders.os.mkdir", _refuse)
-    assert deepspeed.main(["-t", "3", "t.py"]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("dsl: error: unable to create the directory of this run ")
-
-
-def _refuse(*_: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_an_interrupt_before_the_launch_is_130_and_silent(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object, **_options: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Command, "start", interrupt)
-    assert deepspeed.main(["t.py"]) == 130
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     "line, flag",
     [
-        ("t.py --master_port 1", "--master_port"),
-        ("t.py --num_gpus=2", "--num_gpus"),
-        ("t.py --master-port=1", "--master-port"),
-        ("--num-gpus 1 t.py --num_gpus 2", None),
-        ("--num_gpus 1 t.py --num_gpus 2", None),
-        ("-q t.py --num_gpus 2", None),
-        ("t.py --hostname x --num_gp 2", None),
+        ("dsl t.py --master_port 1", "--master_port"),
+        ("dsl t.py --num_gpus=2", "--num_gpus"),
+        ("dsl t.py --master-port=1", "--master-port"),
+        ("dsl --num-gpus 1 t.py --num_gpus 2", None),
+        ("dsl --num_gpus 1 t.py --num_gpus 2", None),
+        ("dsl -q t.py --num_gpus 2", None),
+        ("dsl t.py --hostname x --num_gp 2", None),
+        ("dslrun t.py --nproc_per_node 2", "--nproc_per_node"),
+        ("dslrun t.py --x --master-port=3", "--master-port"),
+        ("dslrun --nproc-per-node 1 t.py --nproc_per_node 2", None),
+        ("dslrun t.py --log-dir x", None),
+        ("dslrun t.py nnodes", None),
     ],
 )
 def test_an_option_of_ours_after_the_script_is_passed_on_with_a_warning(
-    line: str, flag: str | None, started: list[NodePlan], capfd: pytest.CaptureFixture[str]
+    line: str, flag: str | None, started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert deepspeed.main(line.split()) == 7
-    words = line.split()
-    assert started[0].workers[0].argv[4:] == tuple(words[words.index("t.py") + 1 :])
+    name, *words = line.split()
+    assert (deepspeed if name == "dsl" else torchrun).main(words) == 7
+    own = words[words.index("t.py") + 1 :]
+    assert started[0][0].workers[0].argv[-len(own) :] == tuple(own)
     warnings = [text for text in capfd.readouterr().err.splitlines() if "warning" in text]
-    expected = f"dsl: warning: {flag} comes after the script and goes to t.py"
+    expected = f"{name}: warning: {flag} comes after the script and goes to t.py"
     assert [text.startswith(expected) for text in warnings] == ([True] if flag else [])
 
 
@@ -345,9 +299,9 @@ def test_nobody_has_to_read_what_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_arguments_are_those_of_the_process_by_default(
-    monkeypatch: pytest.MonkeyPatch, started: list[NodePlan]
+    monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["dsl", "--num_gpus", "2", "t.py"])
     main: Callable[[], int] = deepspeed.main
     assert main() == 7
-    assert len(started[0].workers) == 2
+    assert len(started[0][0].workers) == 2

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.options import FRONT_ENDS, LINES
 
 from dsl import __version__
-from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
-from dsl.cli.hints import INSTEAD, OTHERS, unknown_variables
+from dsl.cli import deepspeed, torchrun
+from dsl.cli.parser import INSTEAD, OTHERS, unknown_variables
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
-LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
 NAMES = {command: [set(one.names) for one in line.options] for command, line in LINES.items()}
 
 
@@ -136,12 +135,30 @@ def test_a_short_help_fits_a_screen_and_names_what_there_is(
     assert (caught.value.code, said.err) == (0, "")
     assert len(lines) <= 23
     assert max(map(len, lines)) <= 80
-    own = {name for names in NAMES[command] for name in names} | {"--help"}
+    own = {name for names in NAMES[command] for name in names} | {"--help", "--help-all"}
     named = [word for line in lines for word in line.split() if word[:2] == "--" and word != "--lr"]
     assert len(named) >= 15
     assert set(named) - own == set()
-    assert f"{command} --help shows all options" in said.out
-    assert lines[-1].endswith("docs/cli.md")
+    assert f"{command} --help shows more options, --help-all shows all" in said.out
+    assert lines[-1].endswith(f"docs/{command}.md")
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_the_help_shows_what_people_use_and_says_where_the_rest_is(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        FRONT_ENDS[command].main(["--help"])
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert (caught.value.code, said.err) == (0, "")
+    assert max(map(len, lines)) <= 80
+    shown = [line.split("  ")[1].replace(",", "").split() for line in lines if line.startswith("  -")]
+    assert 30 <= len(shown) <= 40
+    own = {name for names in NAMES[command] for name in names}
+    assert {word for words in shown for word in words if word[0] == "-"} - own == set()
+    assert f"{command} --help-all shows all options, with defaults" in said.out
 
 
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
@@ -163,7 +180,7 @@ def test_a_command_without_words_shows_examples(command: str, capsys: pytest.Cap
 
 def test_the_default_of_the_launcher_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        deepspeed.main(["--help"])
+        deepspeed.main(["--help-all"])
     text = " ".join(capsys.readouterr().out.split())
     launcher = text[text.index("--launcher ssh|") : text.index("--launcher_args")]
     assert launcher.count("default") == 1

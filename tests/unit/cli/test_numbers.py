@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 from tests.support.launches import without_engine
+from tests.support.options import FRONT_ENDS, LINES, OPTIONS
 
-from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli import deepspeed, torchrun
 from dsl.errors import UsageError
 from dsl.functions import LaunchConfig, elastic_launch
-from dsl.lists import MOST_WORKERS
 from dsl.model.job import NodePlan
-from dsl.model.options import Option, unquoted
+from dsl.model.options import Option, unquoted, variable
+from dsl.words import MOST_WORKERS
 
-FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
-LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
 LONG = "9" * 5000
 
 # What no number of any kind may be.
@@ -24,6 +23,7 @@ NO_NUMBERS = ("x", "1_0", "0x10", "\u0663", "1,5", LONG, f"-{LONG}", str(2**63),
 NO_INTEGERS = (*NO_NUMBERS, "", "1.5", "1e3", "nan", "inf")
 NO_COUNTS = (*NO_INTEGERS, "-2", str(10**9))
 NO_SECONDS = (*NO_NUMBERS, "", "nan", "-nan", "inf", "-inf", "infinity", "-1", "1e300", "1e9999", "1e10")
+NO_CODES = (*[text for text in NO_INTEGERS if text != "1,5"], "0", "256", "-2", "3-1", "1,", "SIGNONE", "all")
 NO_RANKS = (*[text for text in NO_INTEGERS if text not in ("", "1,5")], "-2", "0-99999999999")
 
 # Options whose value is a number or holds some: values that are refused, and what else has to be said.
@@ -39,6 +39,7 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("dsl", "node_rank"): (NO_COUNTS, "--no_ssh"),
     ("dsl", "ssh_port"): (("0", "-1", "65536", *NO_COUNTS), ""),
     ("dsl", "heartbeat"): (("0", "0.9", *NO_SECONDS), ""),
+    ("dsl", "wait_hosts"): (NO_SECONDS, ""),
     ("dsl", "include"): (
         ("localhost:0-99999999999", *[f"localhost:{text}" for text in NO_COUNTS if text]),
         "",
@@ -48,6 +49,7 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
         "",
     ),
     ("dsl", "bind_core_list"): (("0-99999999999", *NO_COUNTS), "--num_gpus 1 --bind_cores_to_rank"),
+    ("dslrun", "spares"): (("-1", *NO_COUNTS), "--nnodes 2"),
     ("dslrun", "nnodes"): (("0", f"1:{LONG}", *NO_COUNTS), ""),
     ("dslrun", "nproc_per_node"): (("0", str(MOST_WORKERS + 1), *NO_COUNTS), ""),
     ("dslrun", "node_rank"): (NO_COUNTS, "--nnodes 2 --master-addr h"),
@@ -64,13 +66,17 @@ BOTH = {
     "hang_timeout": ("0", "0.9", *NO_SECONDS),
     "preempt_signal": ("65", *[text for text in NO_COUNTS if text]),
     "preempt_grace": NO_SECONDS,
+    "restart_on": NO_CODES,
+    "give_up_on": NO_CODES,
     "partial_after": NO_SECONDS,
     "redirects": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "tee": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "local_ranks_filter": NO_RANKS,
+    "ranks_filter": ("1,", "3-1", *NO_RANKS),
     "warm_for": NO_SECONDS,
     "warm_memory": ("-1", "0", f"{LONG}K", "1.5M", *[one for one in NO_INTEGERS if one != "99999999999"]),
     "debug": ("1,", "3-1", *NO_RANKS),
+    "wrap": tuple(f"{text}:true" for text in ("1,", "3-1", *NO_RANKS)),
     "stdin": (str(MOST_WORKERS), *NO_RANKS),
     "log_max_size": ("-1", "0", f"{LONG}K", "1.5M", *[one for one in NO_INTEGERS if one != "99999999999"]),
 }  # fmt: skip
@@ -80,7 +86,7 @@ NUMBERS.update({(command, dest): (values, "") for command in LINES for dest, val
 # Options whose value holds no number of ours.
 TEXTS = {
     *("hostfile", "master_addr", "launcher", "launcher_args", "venv_script", "enable_each_rank_log"),
-    *("debug_address", "events", "metrics"),
+    *("debug_address", "events", "metrics", "env", "ssh_program", "discover"),
     *("role", "local_addr", "rdzv_backend", "rdzv_id", "rdzv_conf", "logs_specs", "log_line_prefix_template"),
     *("event_log_handler", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters", "preload"),
 }
@@ -92,8 +98,6 @@ CALLED = {
     "exclude": ("filter", "slot"),
     "bind_core_list": ("core list",),
 }
-
-OPTIONS = [(command, one) for command, line in LINES.items() for one in line.options]
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +157,7 @@ def test_no_option_escapes_this_table(command: str, option: Option) -> None:
     is_plain = option.is_flag or option.choices is not None
     assert [is_plain, (command, option.dest) in NUMBERS, option.dest in TEXTS].count(True) == 1
     if option.dest in TEXTS:
-        assert option.read in (str, unquoted)
+        assert option.read in (str, unquoted, variable)
 
 
 @pytest.mark.parametrize("dest", [dest for command, dest in NUMBERS if command == "dslrun"])

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.support.options import LINES, OPTIONS, ROWS
 
-from dsl.cli import options_deepspeed, options_torch, torchrun
+from dsl.cli import options_torch, torchrun
+from dsl.cli.command import read_words
 from dsl.cli.parser import Parser
-from dsl.cli.reader import read_words
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from dsl.model.options import CommandLine, Option
 
 ROOT = Path(__file__).parents[3]
-LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
 PARSERS = {command: Parser(line) for command, line in LINES.items()}
-OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 VALUES = [
     *("2", "-1", "+3", " 4 ", "1_0", "-1.5", ".5", "-.5", "1e3", "nan", "inf", "x", "0x1", "٣", "-٣", "1:2"),
     *(
@@ -112,21 +111,15 @@ def test_what_the_small_reader_accepts_means_the_same_to_argparse(case: tuple[st
     assert _shown(vars(found)) == _shown(_by_argparse(lambda: PARSERS[command].parse_script_args(argv)))
 
 
-def _good_value(option: Option) -> str:
-    if option.choices:
-        words: list[str] = [option.default, *[word for word in option.choices if word != option.default]]
-        return words[-1]
-    return {"log_max_size": "1M", "warm_memory": "1M"}.get(option.dest, "7")
-
-
 @pytest.mark.parametrize(
     "command, option", OPTIONS, ids=[f"{command} {option.dest}" for command, option in OPTIONS]
 )
 def test_every_spelling_is_accepted_and_means_what_it_means_to_argparse(command: str, option: Option) -> None:
     for name in option.names:
-        written = [[name]] if option.is_flag else [[name, _good_value(option)]]
+        value = ROWS[command][option.dest][0]
+        written = [[name]] if option.is_flag else [[name, value]]
         if not option.is_flag and name.startswith("--"):
-            written.append([f"{name}={_good_value(option)}"])
+            written.append([f"{name}={value}"])
         for words in written:
             argv = [*words, "t.py", name, "--", "-x"]
             found = read_words(argv, LINES[command])
@@ -196,6 +189,21 @@ def test_one_separator_right_after_the_script_is_no_argument(argv: list[str], re
     assert found.user_args == rest
 
 
+@pytest.mark.parametrize("command", LINES)
+def test_an_option_may_be_repeated_and_all_of_its_values_count(command: str) -> None:
+    words = ["--wrap", "0:a -b", "--wrap=1-2:c", "--max-restarts", "1", "t.py", "--wrap", "3:d"]
+    found = read_words(words, LINES[command])
+    assert found is not None
+    assert found.wrap == ("0:a -b", "1-2:c")
+    parsed = vars(PARSERS[command].parse_script_args(words))
+    assert _shown(parsed) == _shown(vars(found))
+    assert PARSERS[command].parse_script_args(["t.py"]).wrap == ()
+    inherited = Parser(LINES[command], {"PET_WRAP": "0:e"})
+    expected = ("0:e",) if LINES[command].prefix else ()
+    assert inherited.parse_script_args(["t.py"]).wrap == expected
+    assert inherited.parse_script_args(words).wrap == found.wrap
+
+
 def test_the_table_never_has_a_spelling_twice() -> None:
     for line in LINES.values():
         for option in line.options:  # both spellings of each name are there
@@ -254,7 +262,7 @@ def test_the_default_of_a_face_is_that_of_both_readers(local_rank_arg: str) -> N
 
 
 def _documented() -> list[tuple[str, list[str]]]:
-    """Command lines that the documents show as code: (command, its words)."""
+    """Command lines of jobs that the documents show as code: (command, its words)."""
     found = []
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -269,7 +277,7 @@ def _documented() -> list[tuple[str, list[str]]]:
         for line in shown:
             match = re.match(r"(?:[A-Z_]+=\S+ )*(dsl|dslrun) (.*)", line)
             words = shlex.split(match[2], comments=True) if match else []
-            if match and any(word.endswith(".py") for word in words):
+            if match and words[0] != "--stand-in" and any(word.endswith(".py") for word in words):
                 found.append((match[1], words))
     return found
 

@@ -3,142 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import pytest
 from tests.support.machine import make_facts
+from tests.support.options import FRONT_ENDS, LINES, NEEDS, OPTIONS, ROWS, said
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
 from dsl.errors import UnsupportedError
 from dsl.facts import Facts
 from dsl.model.codec import from_plain, to_plain
 from dsl.model.job import Job
-from dsl.model.options import CommandLine, Option
+from dsl.model.options import Option
 from dsl.plan.job import JobPlan, plan_job
 
-FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
-LINES: dict[str, CommandLine] = {
-    "dsl": options_deepspeed.COMMAND_LINE,
-    "dslrun": options_torch.COMMAND_LINE,
-}
 TWO_HOSTS = "here slots=2\nthere slots=2\n"
 ELASTIC = "--elastic_training --master_addr 10.0.0.1"
 HOSTS = "--hostfile /hosts --no_ssh --master_addr 10.0.0.1"
 
 
-class Case(NamedTuple):
-    """One option: a value that fits, and what else has to be said, or is said in its place."""
-
-    value: str = ""
-    with_: str = ""
-    instead_of: str = ""
-
-
-BOTH = {
-    "grace": Case("7"),
-    "preempt_signal": Case("USR2"),
-    "preempt_grace": Case("9"),
-    "signal_scope": Case("group"),
-    "log_dir": Case("d"),
-    "redirects": Case("0:1"),
-    "tee": Case("3"),
-    "local_ranks_filter": Case("0"),
-    "duplicate_stdout_filters": Case("a"),
-    "duplicate_stderr_filters": Case("b"),
-    "tag_output": Case("never"),
-    "collapse": Case(),
-    "partial_after": Case("never"),
-    "stdin": Case("none"),
-    "log_max_size": Case("64K"),
-    "bind": Case("auto"),
-    "bind_strict": Case(),
-    "mem_policy": Case("local"),
-    "start_method": Case("forkserver"),
-    "preload": Case("torch"),
-    "warm_for": Case("60", with_="--start-method warm"),
-    "warm_memory": Case("2G", with_="--start-method warm"),
-    "fork_server_per": Case("node"),
-    "debug": Case("1"),
-    "debug_port": Case("7000"),
-    "debug_address": Case("0.0.0.0"),
-    "debug_wait": Case(),
-    "strict": Case(),
-    "report_bindings": Case(),
-    "doctor": Case(),
-    "dry_run": Case(),
-    "dry_run_json": Case(),
-    "events": Case("e"),
-    "metrics": Case("9100"),
-    "detach": Case(),
-    "stacks_on_failure": Case(),
-    "hang_timeout": Case("600"),
-    "hang_action": Case("stop", with_="--hang-timeout 600"),
-    "log_level": Case("debug"),
-    "module": Case(),
-    "no_python": Case(),
+# What else has to be said with an option, so that it has an effect.
+WITH = {
+    ("dsl", "hostfile"): "--num_nodes 1",
+    ("dsl", "num_nodes"): f"{HOSTS} --node_rank 0",
+    ("dsl", "master_addr"): f"{HOSTS} --node_rank 1",
+    ("dsl", "min_elastic_nodes"): f"{ELASTIC} --max_elastic_nodes 3",
+    ("dsl", "max_elastic_nodes"): ELASTIC,
+    ("dsl", "elastic_training"): "--master_addr 10.0.0.1",
+    ("dsl", "no_ssh"): "--node_rank 0",
+    ("dsl", "node_rank"): HOSTS,
+    **{
+        ("dslrun", dest): "--nnodes 2"
+        for dest in ("node_rank", "master_addr", "standalone", "rdzv_id", "spares")
+    },
+    ("dslrun", "run_path"): "--module",
+    ("dslrun", "use_env"): "--local-rank-arg dash",
+    **{(command, dest): words for command in LINES for dest, words in NEEDS.items()},
 }
-DEEPSPEED = {
-    "hostfile": Case("/hosts", with_="--num_nodes 1"),
-    "include": Case("localhost:1,3"),
-    "exclude": Case("localhost:0"),
-    "num_nodes": Case("1", with_=f"{HOSTS} --node_rank 0"),
-    "num_gpus": Case("3"),
-    "master_port": Case("29501"),
-    "master_addr": Case("10.0.0.2", with_=f"{HOSTS} --node_rank 1"),
-    "min_elastic_nodes": Case("2", with_=f"{ELASTIC} --max_elastic_nodes 3"),
-    "max_elastic_nodes": Case("2", with_=ELASTIC),
-    "elastic_training": Case(with_="--master_addr 10.0.0.1"),
-    "elastic_wait": Case("7"),
-    "max_restarts": Case("3"),
-    "autotuning": Case("run"),
-    "no_ssh": Case(with_="--node_rank 0"),
-    "node_rank": Case("1", with_=HOSTS, instead_of="--node_rank 0"),
-    "no_ssh_check": Case(),
-    "force_multi": Case(),
-    "one_agent_per_node": Case(),
-    "heartbeat": Case("3"),
-    "launcher": Case("slurm"),
-    "launcher_args": Case("x y"),
-    "ssh_port": Case("6"),
-    "venv_script": Case("v"),
-    "no_local_rank": Case(),
-    "bind_cores_to_rank": Case(),
-    "bind_core_list": Case("0-3"),
-    "enable_each_rank_log": Case("logs"),
-    "save_pid": Case(),
-    "quiet": Case(),
-}
-TORCH = {
-    "nnodes": Case("2"),
-    "nproc_per_node": Case("2"),
-    "node_rank": Case("1", with_="--nnodes 2"),
-    "role": Case("r"),
-    "max_restarts": Case("3"),
-    "monitor_interval": Case("5"),
-    "exit_barrier_timeout": Case("600"),
-    "print_completion": Case("zsh"),
-    "master_addr": Case("10.0.0.1", with_="--nnodes 2"),
-    "master_port": Case("29501"),
-    "local_addr": Case("10.0.0.1"),
-    "standalone": Case(with_="--nnodes 2"),
-    "rdzv_backend": Case("c10d"),
-    "rdzv_endpoint": Case("10.0.0.1:29501"),
-    "rdzv_id": Case("mine", with_="--nnodes 2"),
-    "rdzv_conf": Case("a=1"),
-    "run_path": Case(with_="--module"),
-    "virtual_local_rank": Case(),
-    "numa_binding": Case("node"),
-    "logs_specs": Case("mine"),
-    "log_line_prefix_template": Case("${rank}:"),
-    "event_log_handler": Case("mine"),
-    "local_rank_arg": Case("dash"),
-    "use_env": Case(with_="--local-rank-arg dash"),
-    "signals_to_handle": Case("TERM"),
-    "forward_signals": Case("USR1"),
-}
-CASES = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
+INSTEAD = {("dsl", "node_rank"): "--node_rank 0"}
+"""The value of an option that cannot be left out, for the other side of a comparison."""
 
 CHECKED = "it is checked and has no effect on a job of this version"
 SHOWS = "the devices are looked up to be shown, by the one node that plans and starts nothing"
@@ -166,18 +69,18 @@ EXCEPTIONS = {**WITHOUT_EFFECT, **REFUSED, **IN_THE_JOB}
 NOT_IN_THE_JOB = {
     ("dsl", "node"): {"node_rank"},
     ("dslrun", "node"): {"node_rank", "local_addr"},
-    ("dslrun", "launcher"): {"doctor", "dry_run", "dry_run_json", "detach", "events"},
+    ("dslrun", "launcher"): {"doctor", "doctor_first", "ring", "dry_run", "dry_run_json", "detach", "events"},
     ("dsl", "launcher"): {
-        *("doctor", "dry_run", "dry_run_json", "detach", "events", "hostfile", "include", "exclude"),
+        *("doctor", "doctor_first", "ring", "dry_run", "dry_run_json", "detach", "events"),
+        *("hostfile", "include", "exclude"),
         *("num_nodes", "num_gpus"),
         *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
         *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),
+        *("ssh_program", "wait_hosts", "discover"),
     },
 }
 """Options that count on this node alone, or only on the host that launches; all others travel in the job."""
 SCOPES = {(command, dest): scope for (command, scope), names in NOT_IN_THE_JOB.items() for dest in names}
-
-OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
 
 def options(scope: str) -> pytest.MarkDecorator:
@@ -197,24 +100,21 @@ def machine() -> Facts:
 
 
 def planned(command: str, words: Sequence[str]) -> JobPlan:
-    front_end: Any = FRONT_ENDS[command]
-    request, _ = front_end.read([*words, "t.py", "--x"], {})
+    request, _ = FRONT_ENDS[command].read([*words, "t.py", "--x"], {})
     return plan_job(request, machine())
 
 
 def given(command: str, option: Option) -> JobPlan:
     """What is planned with the option."""
-    case = CASES[command][option.dest]
-    assert option.is_flag == (not case.value)
-    name, value = option.names[0], case.value
-    own = [f"{name}={value}"] if option.bare else [name, value] if value else [name]
-    return planned(command, [*case.with_.split(), *own])
+    words = WITH.get((command, option.dest), "").split()
+    return planned(command, [*words, *said(option, ROWS[command][option.dest][0])])
 
 
 def without_and_with(command: str, option: Option) -> tuple[JobPlan, JobPlan]:
     """What is planned without the option and with it."""
-    case = CASES[command][option.dest]
-    return planned(command, f"{case.with_} {case.instead_of}".split()), given(command, option)
+    key = (command, option.dest)
+    words = f"{WITH.get(key, '')} {INSTEAD.get(key, '')}".split()
+    return planned(command, words), given(command, option)
 
 
 def with_hosts_of(job: Job, other: Job) -> Job:
@@ -225,14 +125,12 @@ def with_hosts_of(job: Job, other: Job) -> Job:
         node_count=other.node_count,
         accelerator=other.accelerator,
         visible_devices=other.visible_devices,
-        meeting=replace(job.meeting, address=other.meeting.address),
+        meeting=other.meeting,
     )
 
 
 def test_every_row_of_this_file_is_an_option() -> None:
-    for command, line in LINES.items():
-        assert set(CASES[command]) == {option.dest for option in line.options}
-    assert set(EXCEPTIONS) <= {(command, option.dest) for command, option in OPTIONS}
+    assert {*EXCEPTIONS, *WITH, *SCOPES} <= {(command, option.dest) for command, option in OPTIONS}
 
 
 @options("job")

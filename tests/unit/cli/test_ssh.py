@@ -8,12 +8,13 @@ import pytest
 from tests.support.events import an_exit
 from tests.support.machine import make_facts
 
+from dsl.agent.hosts import failure_lines, plan_hosts, wait_for_hosts
 from dsl.agent.planner import launch_spec
-from dsl.agent.rounds import failure_lines, plan_hosts
-from dsl.cli.ssh import choose_hosts, make_parser, split_command
-from dsl.errors import HostfileError
+from dsl.cli.ssh import SSH, choose_hosts
+from dsl.errors import HostfileError, HostNameError
 from dsl.launchers.base import Start
 from dsl.launchers.ssh import ssh_command
+from dsl.plan.remote import Remote
 
 if TYPE_CHECKING:
     from dsl.model.job import NodePlan
@@ -37,7 +38,7 @@ HOSTS = "# hosts\nn1 slots=2\nn2 slots=0\n\nn3 slots=4\n"
     ],
 )
 def test_the_command_begins_behind_our_options(argv: str, own: str, command: str) -> None:
-    assert split_command(argv.split(), make_parser()) == (own.split(), command.split())
+    assert SSH.make_parser().split(argv.split(), 0) == (own.split(), command.split())
 
 
 @pytest.mark.parametrize(
@@ -52,14 +53,14 @@ def test_the_command_begins_behind_our_options(argv: str, own: str, command: str
 )
 def test_filters_choose_hosts_and_a_host_without_slots_is_one(options: str, expected: str) -> None:
     facts = make_facts(files={"hosts": HOSTS})
-    assert choose_hosts(make_parser().parse_args(["-f", "hosts", *options.split()]), facts) == tuple(
+    assert choose_hosts(SSH.make_parser().parse_args(["-f", "hosts", *options.split()]), facts) == tuple(
         expected.split()
     )
 
 
 def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[3-5]"}
-    parse = make_parser().parse_args
+    parse = SSH.make_parser().parse_args
     assert choose_hosts(parse(["-e", "n4"]), make_facts(environ=environ)) == ("n3", "n5")
     files = {"/job/hostfile": HOSTS}
     assert choose_hosts(parse([]), make_facts(environ=environ, files=files)) == ("n1", "n2", "n3")
@@ -73,11 +74,10 @@ def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler() -> None:
 def test_what_is_no_file_names_no_hosts(path: str) -> None:
     message = rf"^hostfile {path} names no hosts, it is no regular file: name one with -f$"
     with pytest.raises(HostfileError, match=message):
-        choose_hosts(make_parser().parse_args(["-H", path]), make_facts())
+        choose_hosts(SSH.make_parser().parse_args(["-H", path]), make_facts())
 
 
 def planned(hosts: str, at_once: int, fd: int = 0) -> NodePlan:
-    """The plan of a command."""
     starts = [Start(ssh_command(host, ("ls",), 22), node_rank=number) for number, host in enumerate(hosts)]
     return plan_hosts(starts, tuple(hosts), fd, at_once, make_facts())
 
@@ -111,3 +111,11 @@ def test_hosts_that_failed_alike_are_one_line_the_first_failure_first() -> None:
         "hosts a,d: exit code 3",
         "host c: ssh has failed, the host cannot be reached",
     ]
+
+
+@pytest.mark.parametrize("program", [(), ("way", "{host}")])
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a;b", "a b"])
+def test_a_name_that_ssh_would_misread_is_not_even_tried(name: str, program: tuple[str, ...]) -> None:
+    remote = Remote("ssh", program=program, hosts_wait_s=5.0)
+    with pytest.raises(HostNameError, match="cannot be given to ssh"):
+        wait_for_hosts([name], remote, make_facts(), lambda _: None)

@@ -10,15 +10,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.support.launches import without_engine
+from tests.support.launches import Started, assert_refused, started_jobs, without_engine
 
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, torchrun
 from dsl.model.job import NodePlan
 from dsl.model.request import OutputRequest
-from dsl.signals import parse_signals
-
-Started = list[tuple[NodePlan, Planner]]
+from dsl.words import parse_signals
 
 
 @pytest.fixture(autouse=True)
@@ -29,26 +27,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "work" / "t.py").touch()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("dsl.devices.offered.count_cuda_devices", lambda _root: 0)
+    monkeypatch.setattr("dsl.devices.offered.DeviceFacts.cuda_count", 0)
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What was handed to the engine, which here ends each job with 7."""
-    jobs: Started = []
-
-    def run_job(planner: Planner, plan: NodePlan) -> int:
-        assert all(os.path.isdir(folder) for folder in plan.run_dirs)
-        jobs.append((plan, planner))
-        for worker in plan.workers:  # what the engine opens
-            for route in (worker.stdout, worker.stderr):
-                if route is not None and route.path is not None:
-                    Path(route.path).touch()
-        return 7
-
-    without_engine(monkeypatch, run_job)
-    return jobs
+    return started_jobs(monkeypatch)
 
 
 def _tree(root: Path) -> list[str]:
@@ -133,14 +118,8 @@ def test_bad_input_is_one_line_and_its_exit_code(
     """Nothing is started, nothing is left."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = _tree(machine)
-    assert torchrun.main(line.split()) == code
-    (text,) = capfd.readouterr().err.splitlines()
-    assert text.startswith("dslrun: error: ")
-    assert message in text
-    assert not text.endswith(".")
+    assert_refused(torchrun, line, code, message, machine, capfd)
     assert started == []
-    assert _tree(machine) == before
 
 
 @pytest.mark.parametrize(
@@ -174,10 +153,14 @@ def test_a_port_that_is_taken_is_refused_with_its_holder(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        for options in ([], ["--nnodes", "2", "--master-addr", "127.0.0.1"]):
+        two = ["--nnodes", "2", "--master-addr", "127.0.0.1"]
+        for options, advice in (([], "or 0 for any free one"), (two, "the same on every node")):
             assert torchrun.main([*options, "--master-port", str(port), "t.py"]) == 2
-            (error,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
+            said = capfd.readouterr().err
+            (error,) = [line for line in said.splitlines() if "error" in line]
             assert f"master port {port} is taken by pid {os.getpid()} (" in error
+            assert error.endswith(f"; choose another, {advice}")
+            assert "--master_port" not in said, "an option as only the sister spells it"
     assert started == []
 
 
@@ -186,11 +169,11 @@ def test_the_job_and_its_restarts_are_handed_over(started: Started, machine: Pat
     assert torchrun.main(line) == 7
     ((plan, planner),) = started
     assert [worker.argv for worker in plan.workers] == [(sys.executable, "-u", "t.py", "a b", "")] * 2
-    assert (plan.group.grace_s, plan.command, plan.name) == (3, "dslrun", "t.py")
+    assert (plan.group.grace_s, plan.command) == (3, "dslrun")
     assert planner.job.max_restarts == 2
     assert (planner.run_dir or "").startswith(f"{machine}/tmp/dslrun_")
     second = planner.plan(1)
-    assert (second.attempt, second.env["TORCHELASTIC_RESTART_COUNT"]) == (1, "1")
+    assert (second.meeting.attempt, second.env["TORCHELASTIC_RESTART_COUNT"]) == (1, "1")
     assert second.run_dirs == (planner.run_dir,)
     assert not os.path.exists(planner.run_dir or "")
 
@@ -222,8 +205,10 @@ def test_no_log_files_at_all_by_torchruns_word_for_it(started: Started, machine:
     ((plan, planner),) = started
     assert not plan.has_log_files
     assert (planner.run_dir or "").startswith(f"{machine}/tmp/")
-    request, _ = torchrun.read(["--log-dir", "/dev/null", "-r", "3", "t.py"], {})
-    assert request.output == OutputRequest()
+    request, _ = torchrun.read(
+        ["--log-dir", "/dev/null", "-r", "3", "-t", "3", "--logs-specs", "mine", "t.py"], {}
+    )
+    assert request.output == OutputRequest(logs_specs="mine")
 
 
 def test_a_template_of_prefixes_is_taken_from_the_option_before_the_environment(
@@ -277,7 +262,7 @@ def test_a_name_to_handle_that_is_no_signal_is_passed_over_with_a_warning(
 ) -> None:
     """As torchrun does. Our own options are ours to be strict with."""
     assert torchrun.main([f"--signals-to-handle={text}", "t.py"]) == 7
-    signals = started[0][0].signals or {}
+    signals = started[0][0].job.signals.meanings or {}
     assert tuple([number for number, meaning in signals.items() if meaning == "stop"]) == stop
     warnings = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
     assert warnings == [
@@ -285,36 +270,6 @@ def test_a_name_to_handle_that_is_no_signal_is_passed_over_with_a_warning(
         "expected names such as SIGUSR1"
         for item in strangers
     ]
-
-
-@pytest.mark.parametrize(
-    "line, flag",
-    [
-        ("t.py --nproc_per_node 2", "--nproc_per_node"),
-        ("t.py --x --master-port=3", "--master-port"),
-        ("--nproc-per-node 1 t.py --nproc_per_node 2", None),
-        ("t.py --log-dir x", None),
-        ("t.py nnodes", None),
-    ],
-)
-def test_an_option_of_ours_after_the_script_is_the_scripts_with_a_warning(
-    line: str, flag: str | None, started: Started, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert torchrun.main(line.split()) == 7
-    warnings = [text for text in capfd.readouterr().err.splitlines() if "warning" in text]
-    expected = f"dslrun: warning: {flag} comes after the script and goes to t.py, put it before the script"
-    assert [text.startswith(expected) for text in warnings] == ([True] if flag else [])
-    assert started[0][0].workers[0].argv[3:] == tuple(line.split("t.py ")[1].split())
-
-
-@pytest.mark.parametrize("level, shown", [("info", True), ("error", False)])
-def test_notices_are_as_loud_as_the_user_wants(
-    level: str, *, shown: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert torchrun.main(["--log-level", level, "--nproc-per-node", "2", "--node-rank", "3", "t.py"]) == 7
-    said = capfd.readouterr().err
-    assert ("OMP_NUM_THREADS=1 for each worker" in said) == shown
-    assert ("warning: --node-rank has no effect with one node" in said) == shown
 
 
 @pytest.mark.parametrize(
@@ -368,19 +323,6 @@ def test_a_log_directory_says_where_the_files_are_and_has_a_link_to_the_newest(
     assert (logs / ".latest" / "attempt_0" / "0").is_dir()
     assert sorted(os.listdir(logs)) == [".latest", run]
     assert re.match(r"20\d{12}_", run)
-
-
-def test_a_dry_run_announces_no_files(capfd: pytest.CaptureFixture[str], machine: Path) -> None:
-    before = _tree(machine)
-    assert torchrun.main(["--dry-run", "--tee", "3", "--log-dir", "logs", "t.py"]) == 0
-    assert capfd.readouterr().err == ""
-    assert _tree(machine) == before
-
-
-def test_a_place_that_cannot_be_made_is_not_announced(capfd: pytest.CaptureFixture[str]) -> None:
-    assert torchrun.main(["--tee", "3", "--log-dir", "t.py", "t.py"]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("dslrun: error: 't.py' should not be a file")
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

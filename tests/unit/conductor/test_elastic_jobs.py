@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.support.conducting import CLOSED, MS, elastic, messages
 from tests.support.events import a_report
 
-from dsl.conductor.attempts import LAST_CALL_S, TOGETHER_S
+from dsl.conductor.attempts import TOGETHER_S
 from dsl.conductor.conductor import COMPANY_S, STEADY_S
 from dsl.conductor.members import LONGEST_RETRY_S, MENDED_S, RETRY_S
 from dsl.conductor.orders import Dismiss, Drop, Reach
-from dsl.conductor.terms import START_S
-from dsl.control.messages import (
-    Assignment,
-    Bye,
-    Checked,
-    Failing,
-    Forward,
-    Hello,
-    Lost,
-    Over,
-    Refused,
-    Stop,
-)
+from dsl.conductor.restarts import MOST_FRUITLESS
+from dsl.conductor.terms import LAST_CALL_S, START_S
+from dsl.control.messages import Assignment, Bye, Checked, Failing, Forward, Hello, Lost, Over, Refused, Stop
 from dsl.model.job import Meeting
-from dsl.model.progress import MOST_FRUITLESS
+from dsl.model.request import Policy
 
 
 def reached(orders: list[Any]) -> list[int]:
@@ -136,7 +127,7 @@ def test_a_host_where_something_is_wrong_is_left_out_and_asked_again_later() -> 
     stage.come(2)
     assert stage.members() == [(0, 0, 0), (2, 1, 2)]
     assert "warning: host n1 cannot take part: no script" in stage.said
-    stage.hear(1, Bye(0))
+    stage.hear(1, Bye())
     stage.hear(1, CLOSED)
     assert reached(stage.later(MENDED_S)) == [1]
 
@@ -243,26 +234,18 @@ def test_a_host_that_comes_back_is_taken_in_at_its_old_place() -> None:
     ]
 
 
-def test_hosts_that_come_together_are_taken_in_together() -> None:
-    stage = elastic(1, 1, 1)
-    stage.come(0)
-    stage.miss(1)
-    stage.miss(2)
-    stage.later(RETRY_S)
-    assert not messages(stage.come(1), Stop)
-    assert [place for place, _ in messages(stage.come(2), Stop)] == [0]
-    stage.report_stopped(0)
-    assert len(stage.members()) == 3
-
-
-def test_a_host_does_not_wait_long_for_company() -> None:
-    stage = elastic(1, 1, 1)
-    stage.come(0)
-    stage.miss(1)
-    stage.miss(2)
-    stage.later(RETRY_S)
-    stage.come(1)
-    assert [place for place, _ in messages(stage.later(COMPANY_S), Stop)] == [0]
+def test_hosts_that_come_together_are_taken_in_together_but_do_not_wait_long_for_company() -> None:
+    together, alone = elastic(1, 1, 1), elastic(1, 1, 1)
+    for stage in (together, alone):
+        stage.come(0)
+        stage.miss(1)
+        stage.miss(2)
+        stage.later(RETRY_S)
+        assert not messages(stage.come(1), Stop)
+    assert [place for place, _ in messages(together.come(2), Stop)] == [0]
+    together.report_stopped(0)
+    assert len(together.members()) == 3
+    assert [place for place, _ in messages(alone.later(COMPANY_S), Stop)] == [0]
 
 
 def test_a_spare_takes_the_place_of_a_lost_host_at_once() -> None:
@@ -271,7 +254,8 @@ def test_a_spare_takes_the_place_of_a_lost_host_at_once() -> None:
     assert stage.members() == [(0, 0, 0), (1, 1, 1)]
     stage.hear(0, CLOSED)
     stage.report_stopped(1)
-    assert stage.members() == [(1, 0, 1), (2, 1, 2)]
+    assert stage.members() == [(2, 0, 2), (1, 1, 1)]
+    assert "host n2 takes the place of host n0" in stage.said
 
 
 def test_a_spare_that_is_lost_disturbs_nobody() -> None:
@@ -301,7 +285,7 @@ def test_a_host_whose_agent_was_told_to_end_leaves() -> None:
     stage.report_stopped(0)
     assert stage.members() == [(0, 0, 0)]
     assert "warning: host n1 has left: SIGTERM received there" in stage.said
-    stage.hear(1, Bye(143))
+    stage.hear(1, Bye())
     stage.hear(1, CLOSED)
     assert reached(stage.later(LONGEST_RETRY_S - 1)) == []
     assert reached(stage.later(1)) == [1]
@@ -333,29 +317,26 @@ def test_below_the_least_for_too_long_the_verdict_names_what_was_lost() -> None:
     ]
 
 
-def test_an_agent_that_cannot_start_its_part_is_left_out() -> None:
-    stage = elastic(1, 1, restarts=0)
+@pytest.mark.parametrize(
+    "said, warning",
+    [
+        (Refused("cannot bind", 2), "warning: host n1 cannot take part: cannot bind"),
+        (Bye(), "warning: host n1 (rank 1) was lost: it has ended before its time"),
+        (a_report(0, 1, victims=(1,), survivors=1), ""),
+    ],
+    ids=["cannot start its part", "ends without a report", "has workers that would not end"],
+)
+def test_a_host_that_cannot_go_on_is_left_out(said: object, warning: str) -> None:
+    stage = elastic(1, 1, restarts=0 if warning else 100)
     stage.come(0, 1)
-    stage.hear(1, Refused("cannot bind", 2))
-    stage.report_stopped(0)
+    if warning:
+        stage.hear(1, said)
+        stage.report_stopped(0)
+    else:
+        stage.fail(0, 0)
+        stage.hear(1, said)
     assert stage.members() == [(0, 0, 0)]
-    assert "warning: host n1 cannot take part: cannot bind" in stage.said
-
-
-def test_a_host_with_workers_that_would_not_end_is_left_out() -> None:
-    stage = elastic(1, 1)
-    stage.come(0, 1)
-    stage.fail(0, 0)
-    stage.hear(1, a_report(0, 1, victims=(1,), survivors=1))
-    assert stage.members() == [(0, 0, 0)]
-
-
-def test_an_agent_that_ends_without_a_report_is_lost() -> None:
-    stage = elastic(1, 1)
-    stage.come(0, 1)
-    stage.hear(1, Bye(1))
-    stage.report_stopped(0)
-    assert stage.members() == [(0, 0, 0)]
+    assert not warning or warning in stage.said
 
 
 def test_a_host_that_is_lost_over_and_over_ends_the_job() -> None:
@@ -433,8 +414,21 @@ def test_when_the_restarts_are_spent_the_code_is_that_of_the_last_first_failure(
         "stopped by dsl: rank 9",
         "2 attempts have failed",
     ]
-    stage.hear(0, Bye(1))
-    assert [one for one in stage.hear(1, Bye(5)) if isinstance(one, Dismiss)]
+    stage.hear(0, Bye())
+    assert [one for one in stage.hear(1, Bye()) if isinstance(one, Dismiss)]
+
+
+def test_a_policy_holds_for_failures_and_not_for_lost_hosts() -> None:
+    stage = elastic(1, 1, policy=Policy(restart_on=(5,)))
+    stage.come(0, 1)
+    stage.hear(1, CLOSED)
+    stage.report_stopped(0)
+    assert (stage.attempt, stage.meeting.reason) == (1, "membership")
+    stage.fail(0, 0, status=5)
+    assert (stage.attempt, stage.meeting.reason) == (2, "failure")
+    stage.fail(0, 0, status=3)
+    assert stage.conductor.code == 3
+    assert "not tried again: exit code 3 is not in --restart-on" in stage.said
 
 
 def test_a_failure_while_hosts_are_taken_in_costs_a_restart() -> None:
@@ -496,8 +490,8 @@ def test_a_job_that_succeeds_ends_on_all_hosts_spares_too() -> None:
     orders = stage.hear(0, a_report(0, 0))
     assert [place for place, _ in messages(orders, Over)] == [0, 1]
     assert stage.conductor.code == 0
-    stage.hear(0, Bye(0))
-    assert [one for one in stage.hear(1, Bye(0)) if isinstance(one, Dismiss)]
+    stage.hear(0, Bye())
+    assert [one for one in stage.hear(1, Bye()) if isinstance(one, Dismiss)]
     assert stage.conductor.roster.is_done
 
 
@@ -520,9 +514,9 @@ def test_a_signal_while_the_job_waits_for_hosts_ends_it_at_once() -> None:
 
 
 def test_a_forwarded_signal_reaches_those_whose_workers_run() -> None:
-    stage = elastic(1, 1, most=1)
-    stage.come(0, 1)
-    assert messages(stage.signal(10, "forward"), Forward) == [(0, Forward(10))]
+    stage = elastic(1, 1, 1, most=2)
+    stage.come(0, 1, 2)
+    assert messages(stage.signal(10, "forward"), Forward) == [(0, Forward(10)), (1, Forward(10))]
 
 
 def test_a_host_that_comes_when_the_job_is_over_is_sent_home() -> None:
@@ -531,7 +525,7 @@ def test_a_host_that_comes_when_the_job_is_over_is_sent_home() -> None:
     stage.miss(1)
     stage.hear(0, a_report(0, 0))
     assert messages(stage.hear(1, Hello("1", 1, "h", 1)), Over) == [(1, Over())]
-    stage.hear(0, Bye(0))
+    stage.hear(0, Bye())
     assert stage.conductor.roster.is_done
 
 
@@ -551,6 +545,6 @@ def test_the_end_does_not_wait_for_hosts_that_are_tried_again() -> None:
     stage.come(0)
     stage.miss(1)
     stage.hear(0, a_report(0, 0))
-    orders = stage.hear(0, Bye(0))
+    orders = stage.hear(0, Bye())
     assert [one for one in orders if isinstance(one, Dismiss)]
     assert stage.conductor.deadline_s is None

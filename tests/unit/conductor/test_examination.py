@@ -6,42 +6,24 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.conducting import a_job
 
 from dsl._record import replace
-from dsl.conductor.examination import FAREWELL_S, LATE_S, TRY_S, Examination
+from dsl.conductor.examination import LATE_S, TRY_S, Examination
 from dsl.conductor.orders import Dismiss, Send, Show
 from dsl.conductor.terms import START_S, reached_terms
-from dsl.control.messages import (
-    Assignment,
-    Bye,
-    Checked,
-    Hello,
-    Lost,
-    Over,
-    Refused,
-    TryWays,
-    WaysTried,
-)
+from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Refused, TryWays, WaysTried
 from dsl.model.health import Health, Interface, LimitLook, Way
-from dsl.model.job import Host, Job, MeetingPoint
-from dsl.model.remote import Remote
-from dsl.model.request import Program
-from dsl.plan.worker import DEEPSPEED
+from dsl.plan.remote import Remote
 
 COUNT = 3
-JOB = Job(
-    DEEPSPEED,
-    Program("script", "train.py"),
-    MeetingPoint("static", "", None),
-    hosts=tuple(Host(f"n{place}", (0, 1)) for place in range(COUNT)),
-    node_count=COUNT,
-)
 
 
 def make() -> Examination:
     """The examination of three hosts."""
-    assignment = Assignment("1", JOB, 0, examines=True)
-    return Examination(reached_terms(JOB, Remote("ssh", per_node=True), assignment), 0.0)
+    job = a_job(*[2] * COUNT, address="", port=None)
+    assignment = Assignment("1", job, 0, examines=True)
+    return Examination(reached_terms(job, Remote("ssh", per_node=True), assignment), 0.0)
 
 
 def checked(place: int, *problems: str) -> Checked:
@@ -68,7 +50,6 @@ def sent(orders: Sequence[object], kind: type) -> list[int]:
 
 
 def greet(one: Examination) -> None:
-    """All hosts answer."""
     for place in range(COUNT):
         (order,) = one.hear(place, Hello("1", place, f"m{place}", 9), 1.0)
         assert isinstance(order, Send)
@@ -94,8 +75,8 @@ def test_all_hosts_look_then_all_try_the_ways_then_all_end() -> None:
     orders = one.hear(2, WaysTried((Way(0, "10.0.0.0", "silent"),)), 3.0)
     assert "n2: from here n0 at 10.0.0.0 does not answer" in shown(orders)
     assert (sent(orders, Over), one.code) == ([0, 1, 2], 2)
-    assert [one.hear(place, Bye(0), 3.0) for place in (0, 1)] == [[], []]
-    assert one.hear(2, Bye(0), 3.0) == [Dismiss(FAREWELL_S)]
+    assert [one.hear(place, Bye(), 3.0) for place in (0, 1)] == [[], []]
+    assert one.hear(2, Bye(), 3.0) == [Dismiss(Examination.farewell_s)]
     assert one.roster.is_done
 
 
@@ -153,7 +134,7 @@ MESSAGES = st.sampled_from(
         checked(0),
         checked(1),
         WaysTried(()),
-        Bye(0),
+        Bye(),
         Lost("is gone"),
         Refused("no"),
     )
@@ -175,7 +156,10 @@ def test_whatever_members_say_it_ends_in_time_with_one_page(events: list[tuple[i
     while one.deadline_s is not None:
         now_s = max(now_s, one.deadline_s)
         orders += one.wait_is_over(now_s)
-    pages, dismissals = len([o for o in orders if isinstance(o, Show)]), orders.count(Dismiss(FAREWELL_S))
+    pages, dismissals = (
+        len([o for o in orders if isinstance(o, Show)]),
+        orders.count(Dismiss(Examination.farewell_s)),
+    )
     assert (pages, dismissals, one.roster.is_done) == (1, 1, True)
     assert one.code in (0, 1, 2)
-    assert now_s <= sum(wait_s for *_, wait_s in events) + START_S + TRY_S + FAREWELL_S
+    assert now_s <= sum(wait_s for *_, wait_s in events) + START_S + TRY_S + Examination.farewell_s

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tests.support.conducting import MS, Stage, begun, fixed, messages
+from tests.support.conducting import CLOSED, MS, Stage, begun, fixed, messages
 from tests.support.events import a_report
 
 from dsl.conductor.attempts import TOGETHER_S
-from dsl.conductor.conductor import FAREWELL_S
+from dsl.conductor.base import BaseConductor
 from dsl.conductor.orders import Dismiss, Speak
 from dsl.conductor.terms import START_S
 from dsl.control.clock import Clock
@@ -16,16 +18,16 @@ from dsl.control.messages import (
     Bye,
     Checked,
     Failing,
-    Forward,
     Hello,
     Lost,
     Over,
     Preempted,
     Refused,
-    Said,
     Stop,
 )
+from dsl.model.health import Health, ProgramLook
 from dsl.model.job import Meeting, Notice
+from dsl.model.request import Policy
 
 
 def test_nothing_starts_before_every_host_has_said_that_nothing_stands_in_the_way() -> None:
@@ -161,24 +163,14 @@ def test_clocks_that_differ_decide_who_was_first() -> None:
     assert "failed first" in stage.said[0]
 
 
-def test_where_clocks_cannot_tell_both_are_named() -> None:
-    stage = begun(1, 1)
-    stage.conductor.clocks.update({0: Clock(0, 5 * MS), 1: Clock(0, 5 * MS)})
-    stage.fail(0, 0, status=3, at_ms=50)
-    stage.fail(1, 1, status=4, at_ms=55)
-    assert stage.conductor.code == 3
-    assert not any("failed first" in line for line in stage.said)
-    assert "or first: rank 1 (local rank 0, pid 1001, host n1) failed: exit code 4" in stage.said
-
-
 def test_a_job_that_succeeds_ends_when_all_have_said_goodbye() -> None:
     stage = begun(1, 1)
     assert stage.hear(0, a_report(0, 0)) == []
     orders = stage.hear(1, a_report(0, 0))
     assert [place for place, _ in messages(orders, Over)] == [0, 1]
     assert stage.conductor.code == 0
-    assert stage.hear(0, Bye(0)) == []
-    assert stage.hear(1, Bye(0)) == [Dismiss(FAREWELL_S)]
+    assert stage.hear(0, Bye()) == []
+    assert stage.hear(1, Bye()) == [Dismiss(BaseConductor.farewell_s)]
     assert stage.said == []
 
 
@@ -195,6 +187,29 @@ def test_a_failed_attempt_is_started_again_on_all_hosts() -> None:
     stage.hear(0, a_report(1, 1, victims=(0,)))
     assert stage.conductor.code == 5
     assert stage.said[-1] == "2 attempts have failed"
+
+
+def test_a_failure_that_the_policy_excludes_ends_the_job_on_all_hosts() -> None:
+    stage = begun(1, 1, restarts=9, policy=Policy(restart_on=tuple(range(1, 256)), give_up_on=(3,)))
+    stage.fail(0, 0)
+    stage.report_stopped(1)
+    assert stage.attempt == 1
+    stage.fail(1, 1, status=3)
+    orders = stage.report_stopped(0)
+    assert sorted(place for place, _ in messages(orders, Over)) == [0, 1]
+    assert stage.conductor.code == 3
+    assert "not tried again: exit code 3 is in --give-up-on" in stage.said
+    assert stage.said[-1] == "2 attempts have failed"
+
+
+def test_a_policy_looks_for_output_on_all_hosts() -> None:
+    stage = begun(1, 1, restarts=9, policy=Policy(restart_on=(7,)))
+    for attempt, has_output in enumerate([False, False, True, False, False, False]):
+        assert stage.attempt == attempt
+        stage.fail(attempt % 2, attempt % 2, is_silent=True)
+        stage.report_stopped(1 - attempt % 2, is_silent=not has_output)
+    assert stage.conductor.code == 7
+    assert "not tried again: exit code 7 3 times in a row, before any output of the script" in stage.said
 
 
 def a_crash_loop() -> Stage:
@@ -230,7 +245,7 @@ def test_a_signal_or_a_lost_host_ends_a_job_that_waits_to_be_started_again() -> 
     assert stage.conductor.code == 130
     assert stage.said[-1] == "interrupted (SIGINT) while waiting to start again"
     stage = a_crash_loop()
-    assert messages(stage.hear(1, Lost("has closed the connection")), Over)
+    assert messages(stage.hear(1, CLOSED), Over)
     assert stage.conductor.code == 7
     stage = a_crash_loop()
     assert messages(stage.conductor.starters_lost("pdsh has ended", stage.now_s), Over)
@@ -255,17 +270,8 @@ def test_a_lost_host_stops_the_others_is_named_and_not_waited_for() -> None:
         "host n1 (ranks 2-3) was lost: it has not been heard for 15 s",
         "stopped by dsl: ranks 0-1",
     ]
-    assert stage.hear(0, Bye(1)) == [Dismiss(FAREWELL_S)]
+    assert stage.hear(0, Bye()) == [Dismiss(BaseConductor.farewell_s)]
     assert not stage.conductor.roster.is_complete
-
-
-def test_a_host_that_was_lost_after_its_worker_had_failed_keeps_the_code() -> None:
-    stage = begun(1, 1)
-    stage.hear(1, Failing(0, 1, 9, 5))
-    stage.hear(1, Lost("has closed the connection"))
-    stage.hear(0, a_report(0, 1, victims=(0,)))
-    assert stage.conductor.code == 9
-    assert stage.said[0].startswith("rank 1 failed with 9, then host n1")
 
 
 def test_a_signal_stops_all_hosts_and_the_second_ends_the_grace() -> None:
@@ -296,20 +302,10 @@ def test_a_job_whose_workers_end_well_after_a_signal_still_ends_by_it() -> None:
     assert stage.conductor.code == 143
 
 
-def test_a_signal_before_the_start_ends_at_once() -> None:
-    stage = fixed(1, 1)
-    stage.hear(0, Hello("1", 0, "h", 1))
-    orders = stage.signal(15)
-    assert messages(orders, Over) == [(0, Over())]
-    assert stage.conductor.code == 143
-
-
 def test_a_preemption_gives_the_workers_its_time_and_can_be_queued_again() -> None:
     stage = begun(1, 1)
     orders = stage.signal(10, "preempt")
-    assert {(stop.signum, stop.grace_s, stop.is_preemption) for _, stop in messages(orders, Stop)} == {
-        (10, 60.0, True)
-    }
+    assert {(stop.signum, stop.grace_s) for _, stop in messages(orders, Stop)} == {(10, 60.0)}
     stage.hear(0, a_report(0, 0))
     stage.hear(1, a_report(0, 0))
     assert stage.conductor.code == 75
@@ -324,9 +320,7 @@ def test_a_preemption_that_reaches_the_hosts_counts_for_the_job_and_only_others_
     due_s = stage.conductor.deadline_s
     assert due_s is not None
     told = messages(stage.conductor.wait_is_over(due_s), Stop)
-    assert [(place, one.signum, one.grace_s, one.is_preemption) for place, one in told] == [
-        (2, 10, 60.0, True)
-    ]
+    assert [(place, one.signum, one.grace_s) for place, one in told] == [(2, 10, 60.0)]
     for place in (1, 0):
         stage.hear(place, a_report(0, 138, stop_signal=10))
     stage.hear(2, a_report(0, 0))
@@ -348,28 +342,11 @@ def test_a_preemption_while_no_worker_runs_ends_the_job_and_one_during_a_stop_le
     assert stage.conductor.code == 7
 
 
-def test_a_forwarded_signal_reaches_every_host() -> None:
-    stage = begun(1, 1)
-    assert messages(stage.signal(10, "forward"), Forward) == [
-        (0, Forward(10)),
-        (1, Forward(10)),
-    ]
-
-
-def test_agents_that_do_not_end_are_not_waited_for_longer_than_that() -> None:
-    stage = begun(1, 1)
-    stage.hear(0, a_report(0, 0))
-    stage.hear(1, a_report(0, 0))
-    stage.hear(0, Bye(0))
-    assert stage.later(FAREWELL_S) == [Dismiss(FAREWELL_S)]
-    assert stage.conductor.code == 0
-
-
 def test_an_agent_that_says_goodbye_before_the_start_does_not_take_part() -> None:
     stage = fixed(1, 1)
     stage.hear(1, Hello("1", 1, "h", 1))
-    stage.hear(1, Bye(0))
-    stage.hear(1, Lost("has closed the connection"))
+    stage.hear(1, Bye())
+    stage.hear(1, CLOSED)
     stage.hear(0, Hello("1", 0, "h", 1))
     stage.hear(0, Checked())
     assert stage.conductor.code == 2
@@ -380,7 +357,7 @@ def test_an_agent_that_says_goodbye_before_the_start_does_not_take_part() -> Non
 def test_an_agent_that_says_goodbye_while_its_workers_run_is_lost(restarts: int) -> None:
     """Nobody waits for its report."""
     stage = begun(1, 1, restarts=restarts)
-    orders = stage.hear(1, Bye(0))
+    orders = stage.hear(1, Bye())
     assert [place for place, _ in messages(orders, Stop)] == [0]
     stage.hear(0, a_report(0, 143, victims=(0,)))
     assert stage.conductor.code == 1
@@ -388,12 +365,6 @@ def test_an_agent_that_says_goodbye_while_its_workers_run_is_lost(restarts: int)
         "host n1 (rank 1) was lost: it has ended before its time",
         "stopped by dsl: rank 0",
     ]
-
-
-def test_what_an_agent_says_is_said_here() -> None:
-    stage = begun(1, 1)
-    stage.hear(1, Said(Notice("warning", "host n1: look")))
-    assert stage.said == ["warning: host n1: look"]
 
 
 def test_an_agent_that_refuses_its_part_of_an_attempt_ends_the_job() -> None:
@@ -405,22 +376,31 @@ def test_an_agent_that_refuses_its_part_of_an_attempt_ends_the_job() -> None:
     assert stage.said[0] == "host n1: cannot bind"
 
 
-def test_agents_whose_launcher_has_ended_get_their_grace_and_the_job_has_failed() -> None:
-    stage = begun(1, 1)
-    orders = stage.conductor.starters_lost("pdsh has ended with 1", stage.now_s)
+@pytest.mark.parametrize(
+    "ends, said",
+    [
+        ((a_report(0, 0), a_report(0, 0)), []),
+        ((a_report(0, 1, victims=(0, 1)), CLOSED), ["stopped by dsl: ranks 0-1"]),
+    ],
+)
+def test_agents_whose_launcher_has_ended_get_their_grace_and_it_is_named(
+    ends: tuple[object, ...], said: list[str]
+) -> None:
+    stage = begun(2, 2, restarts=3)
+    orders = stage.conductor.starters_lost("pdsh was killed by SIGKILL (signal 9)", stage.now_s)
     assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
-    stage.hear(0, a_report(0, 0))
-    stage.hear(1, a_report(0, 0))
+    for place, end in enumerate(ends):
+        stage.hear(place, end)
     assert stage.conductor.code == 1
-    assert stage.said == ["pdsh has ended with 1"]
+    assert stage.said == ["pdsh was killed by SIGKILL (signal 9)", *said]
 
 
 def test_agents_that_do_not_answer_any_more_are_not_waited_for_without_a_launcher() -> None:
     stage = begun(1, 1)
     stage.orders += stage.conductor.starters_lost("pdsh has ended with 1", stage.now_s)
     stage.hear(0, a_report(0, 1, victims=(0,)))
-    stage.later(7.0 + FAREWELL_S)
-    stage.later(FAREWELL_S)
+    stage.later(7.0 + BaseConductor.farewell_s)
+    stage.later(BaseConductor.farewell_s)
     assert stage.conductor.roster.is_done
     assert stage.conductor.code == 1
 
@@ -438,14 +418,41 @@ def test_a_clock_that_is_wrong_and_a_machine_that_is_named_twice_are_worth_a_wor
     assert len(messages(stage.orders, Meeting)) == 2
 
 
-def test_when_the_launcher_dies_the_hosts_are_stopped_and_it_is_named() -> None:
-    stage = begun(2, 2, restarts=3)
-    orders = stage.conductor.starters_lost("pdsh was killed by SIGKILL (signal 9)", stage.now_s)
-    assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
-    stage.hear(0, a_report(0, 1, victims=(0, 1)))
-    stage.hear(1, Lost("has closed the connection"))
-    assert stage.conductor.code == 1
-    assert stage.said == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]
+def looked_at(python: str = "3.12.1", torch: str = "2.6.0", **fields: Any) -> Health:
+    """What a host knows of itself with ``--doctor-first``."""
+    return Health(program=ProgramLook("/bin/python", python, torch), **fields)
+
+
+def test_what_the_doctor_finds_between_the_hosts_is_said_once_before_the_first_attempt() -> None:
+    stage = begun(1, 1, first={"health": looked_at()}, restarts=1)
+    assert messages(stage.orders, Meeting)
+    stage = fixed(1, 1, 1, restarts=1)
+    settings = (("CUDA_LAUNCH_BLOCKING", "1"),)
+    for place, python in enumerate(("3.12.1", "3.12.4", "3.11.0")):
+        stage.come(place, health=looked_at(python, variables=settings))
+    warnings = [line for line in stage.said if "[" in line]
+    assert warnings == [
+        "warning: n0, n1, n2: CUDA_LAUNCH_BLOCKING=1 makes training much slower: unset it after debugging [slow-settings]",
+        "warning: Python differs: 3.12 on n0, n1; 3.11 on n2; use the same version on every host [python-version]",
+    ]
+    stage.fail(0, 0)
+    stage.report_stopped(1, 2)
+    stage.later(9)
+    assert stage.attempt == 1
+    assert [line for line in stage.said if "[" in line] == warnings
+
+
+def test_an_error_of_the_doctor_between_the_hosts_ends_the_job_before_a_worker_starts() -> None:
+    stage = fixed(1, 1)
+    stage.come(0, health=looked_at())
+    orders = stage.come(1, health=looked_at("3.11.0", "2.7.0"))
+    assert stage.conductor.code == 2
+    assert stage.said == [
+        "warning: Python differs: 3.12 on n0; 3.11 on n1; use the same version on every host [python-version]",
+        "error: torch differs: 2.6.0 on n0; 2.7.0 on n1; install the same version on every host [torch-version]",
+    ]
+    assert [place for place, _ in messages(orders, Over)] == [0, 1]
+    assert not messages(stage.orders, Meeting)
 
 
 def test_a_launcher_that_dies_of_a_failure_does_not_hide_it() -> None:
@@ -491,10 +498,10 @@ def test_agents_whose_output_nobody_reads_are_waited_for() -> None:
     stage = begun(1)
     stage.hear(0, a_report(0, 0))
     for _ in range(3):
-        stage.now_s += FAREWELL_S
+        stage.now_s += BaseConductor.farewell_s
         stage.conductor.wait_longer(stage.now_s)
         assert stage.later(0.0) == []
-    assert stage.later(FAREWELL_S) == [Dismiss(FAREWELL_S)]
+    assert stage.later(BaseConductor.farewell_s) == [Dismiss(BaseConductor.farewell_s)]
 
 
 def test_a_signal_ends_the_waiting_for_who_reads_the_output() -> None:
@@ -503,7 +510,7 @@ def test_a_signal_ends_the_waiting_for_who_reads_the_output() -> None:
     stage.hear(1, a_report(0, 0))
     orders = stage.signal(15)
     assert orders[0] == Speak(Notice("warning", "SIGTERM received: output that nobody has read is lost"))
-    assert orders[1:] == [Dismiss(FAREWELL_S)]
+    assert orders[1:] == [Dismiss(BaseConductor.farewell_s)]
     assert stage.conductor.code == 143
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.support.conducting import CLOSED, a_job, coming, reached, verdict_of
+from tests.support.conducting import CLOSED, a_job, coming, coming_and_going, reached, verdict_of
 from tests.support.events import a_report
 
 from dsl.conductor.conductor import Conductor
+from dsl.conductor.listed import ListedConductor
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
 from dsl.conductor.terms import Terms
 from dsl.control.clock import Clock
@@ -27,14 +28,14 @@ from dsl.control.messages import (
     Forward,
     Hello,
     Lost,
+    MeetByTorch,
     Over,
     Refused,
-    Running,
     Said,
     Stop,
 )
 from dsl.model.job import Meeting, Notice
-from dsl.model.remote import Remote
+from dsl.plan.remote import Remote
 from dsl.report.verdict import verdict
 
 MS = 1_000_000
@@ -73,12 +74,17 @@ class Agent:
 class World:
     """A conductor, its members and the books."""
 
+    makes: type[Conductor] = Conductor
+    is_cut = False
+    """The workers of the attempt were stopped to start again, however they end."""
+
     def __init__(self, terms: Terms, dice: Dice) -> None:
         self.terms, self.dice = terms, dice
         self.now_s = 100.0
-        self.conductor = Conductor(terms, self.now_s, (lambda _: 29500) if terms.members_come else None)
+        self.conductor = self.makes(terms, self.now_s, (lambda _: 29500) if terms.members_come else None)
         self.agents: dict[int, Agent] = {}
-        self.reachable = set(range(len(terms.seats)))
+        self.places = len(terms.seats) or 6
+        self.reachable = set(range(self.places))
         """Places where a program that reaches the member runs, or where a member may come by itself."""
         self.attempt, self.restarts, self.failures = -1, 0, 0
         self.members: set[int] = set()
@@ -90,8 +96,7 @@ class World:
     # What happens.
 
     def step(self) -> None:
-        """Let one thing happen."""
-        place = self.dice.throw(len(self.terms.seats))
+        place = self.dice.throw(self.places)
         agent, what = self.agents.get(place), self.dice.throw(16)
         if agent is None:
             self.without_agent(place, what)
@@ -116,7 +121,10 @@ class World:
                 self.reachable.discard(place)
             version = "0" if self.dice.throw(20) == 19 else "1"
             run_id = "another" if self.dice.throw(20) == 19 else ""
-            self.hear(place, Hello(version, place, f"n{place}", 1, workers=1 + place % 2, run_id=run_id))
+            hello = Hello(version, place, f"n{place}", 1, workers=1 + place % 2, run_id=run_id)
+            self.hear(place, hello)
+            if self.terms.offers and place in self.agents:
+                self.agents[place].outbox.append(Checked((), ("10.0.0.1",), free_port=29500))
         elif what == 10 and place in self.reachable and not self.terms.members_come:
             self.reachable.discard(place)
             self.obey(self.conductor.starter_ended([place], "cannot be reached", self.now_s))
@@ -129,6 +137,8 @@ class World:
             action = ("stop", "preempt", "forward")[self.dice.throw(3)]
             self.signals += action != "forward"
             self.obey(self.conductor.signal(15, action, self.now_s, is_key=True))
+        elif what == 14 and self.dice.throw(8) == 7 and self.terms.is_open:
+            self.obey(self.conductor.meet_by_torch(self.now_s))
         elif what == 14 and self.dice.throw(8) == 7 and not self.terms.members_come:
             self.is_abandoned = True
             self.reachable.clear()
@@ -147,7 +157,7 @@ class World:
     def end_workers(self, place: int, agent: Agent, how: int) -> None:
         """The workers of a member end, if they run; the report travels."""
         number = agent.attempt
-        if number is None or any(not isinstance(one, (Said, Running)) for one in agent.outbox):
+        if number is None or any(not isinstance(one, Said) for one in agent.outbox):
             return
         ranks: dict[str, Any] = {"victims": (place,)}
         if how < 3:
@@ -169,8 +179,7 @@ class World:
         others = (
             *(
                 Checked(addresses=("10.0.0.1",)),
-                Bye(0),
-                Running(0),
+                Bye(),
                 Said(Notice("info", "x")),
                 Refused("no", 2),
                 Hello("1", place, "x", 1),
@@ -184,7 +193,6 @@ class World:
         return others[self.dice.throw(len(others))]
 
     def hear(self, place: int, message: object) -> None:
-        """The conductor hears an agent."""
         agent = self.agents[place]
         if isinstance(message, Hello) and self.conductor.expects(place):
             agent = self.agents[place] = Agent()
@@ -204,7 +212,6 @@ class World:
         agent.attempt = None
 
     def lose(self, place: int, message: Lost) -> None:
-        """A connection ends."""
         agent = self.agents.pop(place)
         self.settle(place, agent, 1)
         self.obey(self.conductor.hear(place, message, self.now_s))
@@ -241,7 +248,6 @@ class World:
             self.end(is_late=is_late)
 
     def begin(self, meetings: list[Meeting], sends: list[Send]) -> None:
-        """An attempt begins."""
         number, terms = meetings[0].attempt, self.terms
         places = [one.place for one in sends if isinstance(one.message, Meeting)]
         assert self.conductor.code is None, "an attempt of a job that is over"
@@ -268,7 +274,6 @@ class World:
         return place in self.agents and self.agents[place].attempt == self.attempt
 
     def deliver(self, place: int, message: object) -> None:
-        """A member hears the conductor."""
         assert place in self.agents, f"nobody is at place {place} to hear {message}"
         agent = self.agents[place]
         assert not agent.is_told, f"after Over: {message}"
@@ -276,16 +281,16 @@ class World:
             agent.outbox.append(Checked(("no script",) if self.dice.throw(10) == 9 else (), ("10.0.0.1",)))
         elif isinstance(message, Meeting):
             agent.attempt, agent.stops = message.attempt, 0
-            agent.outbox = [Running(message.attempt)]
+            agent.outbox = []
         elif isinstance(message, Stop):
             assert agent.attempt == self.attempt, "no worker runs there"
             agent.stops += 1
             assert agent.stops <= 1 + self.signals, "stopped twice"
-            if all(isinstance(one, (Said, Running, Failing)) for one in agent.outbox):
+            if all(isinstance(one, (Said, Failing)) for one in agent.outbox):
                 agent.outbox.append(a_report(self.attempt, 1, victims=(place,)))
-        elif isinstance(message, Over):
+        elif isinstance(message, (Over, MeetByTorch)):
             agent.is_told = True
-            agent.outbox.append(Bye(0))
+            agent.outbox.append(Bye())
         elif isinstance(message, Refused):
             assert self.terms.members_come
             if self.conductor.code is None:
@@ -295,7 +300,6 @@ class World:
             assert agent.attempt == self.attempt
 
     def end(self, *, is_late: bool) -> None:
-        """The job is over."""
         code = self.conductor.code
         unheard = [place for place in self.members if self.is_unheard(place)]
         assert not unheard or (self.is_abandoned and is_late) or self.ended, "a living member is unheard"
@@ -303,6 +307,7 @@ class World:
             self.ended = True
             self.code = code
             well = self.attempt >= 0 and self.members <= self.codes.keys() and not any(self.codes.values())
+            well = well and not self.is_cut
             assert (code == 0) == (well and not self.signals and not self.is_abandoned), (code, self.codes)
             assert verdict_of(self.conductor) or not code or self.signals
         assert code == self.code or (self.code == 0 and self.signals), "two exit codes"
@@ -311,7 +316,7 @@ class World:
 
     def run(self) -> None:
         """Play the history; then everybody goes, and the job has to end."""
-        for place in range(len(self.terms.seats)) if self.dice.throw(4) else ():
+        for place in range(self.places) if self.dice.throw(4) else ():
             self.without_agent(place, 0)
             while place in self.agents and self.agents[place].outbox and self.attempt < 0:
                 self.hear(place, self.agents[place].outbox.pop(0))
@@ -332,24 +337,58 @@ class World:
         assert self.conductor.deadline_s is None
 
 
+class ListedWorld(World):
+    """An elastic job whose hosts are in a list that changes."""
+
+    makes = ListedConductor
+    conductor: ListedConductor
+    listed: frozenset[int] | None = None
+    """The places of the list; None: it has not changed yet."""
+
+    def step(self) -> None:
+        if self.dice.throw(8) or self.conductor.roster.is_over:
+            super().step()
+            return
+        count = self.places + (self.places < 6 and self.dice.throw(2))
+        self.listed = frozenset([place for place in range(count) if self.dice.throw(3)])
+        self.terms = listed_terms(count)
+        self.places = count
+        self.obey(self.conductor.list_hosts(self.terms, self.listed, self.now_s))
+
+    def deliver(self, place: int, message: object) -> None:
+        self.is_cut |= isinstance(message, Stop) and message.why.startswith("hosts have ")
+        super().deliver(place, message)
+
+    def begin(self, meetings: list[Meeting], sends: list[Send]) -> None:
+        super().begin(meetings, sends)
+        self.is_cut = False
+        assert self.listed is None or self.members <= self.listed, (
+            "an attempt on a host that has left the list"
+        )
+
+
+def listed_terms(count: int) -> Terms:
+    job = a_job(*[1] * count, restarts=5, is_elastic=True)
+    return reached(job, Remote("ssh", least_nodes=2, most_nodes=4, wait_s=60.0))
+
+
 def some_terms(dice: Dice) -> Terms:
-    """A fixed job, one of tasks, an elastic job, or one whose members come by themselves."""
-    kind, count, restarts = dice.throw(5), 1 + dice.throw(4), dice.throw(3)
+    """A fixed job, one of tasks, an elastic job, or one whose members come by themselves, once or at any time."""
+    kind, count, restarts = dice.throw(7), 1 + dice.throw(4), dice.throw(3)
     if kind == 0:
-        return coming(count, restarts=restarts)
+        return coming(count, restarts=restarts, spares=dice.throw(3))
     if kind < 3:
         return reached(a_job(*[2] * count, restarts=restarts), Remote("pdsh", per_node=kind == 1))
     least = 1 + dice.throw(count)
     most = least + dice.throw(count - least + 1)
-    job = a_job(*[1] * count, restarts=restarts * 10, is_elastic=True)
+    if kind > 4:
+        return coming_and_going(least, most, restarts, last_call_s=1.0, gives_up=bool(dice.throw(2)))
+    job = a_job(*[1] * count, restarts=restarts * 10, is_elastic=True, gives_up=bool(dice.throw(2)))
     sizes = () if dice.throw(2) else (least, most)
-    gives_up = bool(dice.throw(2))
     launcher: Any = ("ssh", "slurm")[dice.throw(2)]
     return reached(
         job,
-        Remote(
-            launcher, least_nodes=least, most_nodes=most, wait_s=60.0, world_sizes=sizes, gives_up=gives_up
-        ),
+        Remote(launcher, least_nodes=least, most_nodes=most, wait_s=60.0, world_sizes=sizes),
     )
 
 
@@ -358,6 +397,13 @@ def some_terms(dice: Dice) -> Terms:
 def test_every_history_is_conducted_well(data: bytes) -> None:
     dice = Dice(data)
     World(some_terms(dice), dice).run()
+
+
+@given(st.binary(min_size=20, max_size=500))
+@settings(deadline=None)
+def test_every_history_of_a_job_whose_list_of_hosts_changes_is_conducted_well(data: bytes) -> None:
+    dice = Dice(data)
+    ListedWorld(listed_terms(2 + dice.throw(3)), dice).run()
 
 
 @pytest.mark.stress

@@ -13,9 +13,9 @@ from tests.support.events import MS, a_plan, a_report, an_attempt, an_exit, end
 from dsl._record import replace
 from dsl.conductor.judge import Context, Judged, judge, judge_alone
 from dsl.control.clock import Clock
-from dsl.control.messages import TO_HEAD, message_from_bytes, message_to_bytes
+from dsl.control.messages import TO_HEAD
 from dsl.evidence.reports import report_of
-from dsl.model.codec import from_json, from_plain, to_json, to_plain
+from dsl.model.codec import from_json, from_line, from_plain, to_json, to_line, to_plain
 from dsl.model.judgement import MOST_STACKS, Absence, Judgement, Report
 from dsl.model.observation import Frame, RankStacks, ThreadStack
 from dsl.report.verdict import verdict
@@ -239,7 +239,7 @@ def test_facts_travel_whole() -> None:
         a_plan(14), exits, end(cause, survivors=[(7, "D", "x", None, None)], tail=tail, shown_since=None)
     )
     report = report_of(attempt)
-    assert message_from_bytes(message_to_bytes(report), TO_HEAD) == report
+    assert from_line(to_line(report), TO_HEAD) == report
     judgement = judge_alone(report, Context())
     there = from_plain(from_json(to_json(to_plain(judgement))), {"Judgement": Judgement})
     assert there == judgement

@@ -44,7 +44,7 @@ def test_the_first_attempt_begins_when_all_have_come_with_the_sizes_and_roles_th
     ]
 
 
-@pytest.mark.parametrize("end", [CLOSED, Bye(0)])
+@pytest.mark.parametrize("end", [CLOSED, Bye()])
 def test_before_the_first_attempt_the_place_of_a_member_that_goes_is_free_again(end: object) -> None:
     stage = Stage(coming(2))
     stage.hear(1, hello(1))
@@ -101,11 +101,11 @@ def test_at_the_end_every_member_is_told_the_same_judgement() -> None:
     assert stage.conductor.judgement is not None
     assert stage.conductor.judgement.code == stage.conductor.code == 7
     for place in range(3):
-        orders = stage.hear(place, Bye(7))
+        orders = stage.hear(place, Bye())
     assert [one for one in orders if isinstance(one, Dismiss)]
 
 
-@pytest.mark.parametrize("end", [Lost("has not been heard for 15 s", is_silent=True), Bye(0)])
+@pytest.mark.parametrize("end", [Lost("has not been heard for 15 s", is_silent=True), Bye()])
 def test_a_member_that_goes_later_ends_the_job(end: object) -> None:
     stage = stage_of(2, 2, restarts=3)
     assert not stage.conductor.expects(1)

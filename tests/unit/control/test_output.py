@@ -8,14 +8,14 @@ import select
 import termios
 import threading
 from array import array
-from collections.abc import Iterator
 
 import pytest
 from tests.conftest import WaitUntil
 from tests.support.links import LONG_S, MESSAGE, OUTPUT, Ends, bytes_of, frame, hello, messages, until
 
 from dsl.control.hub import Hub, Link
-from dsl.control.messages import Bye, Said, Stop, message_to_bytes
+from dsl.control.messages import Bye, Said, Stop
+from dsl.model.codec import to_line
 from dsl.model.job import Notice
 
 UNFINISHED, ITSELF = b"\x10.", b"\x10-"
@@ -26,13 +26,6 @@ PIECE = 16 << 10
 
 OUTPUT_BYTES = 32 << 20
 """Most bytes that are on their way to the console."""
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
-    yield made
-    made.close()
 
 
 def agents(ends: Ends, count: int, others: int = 0) -> list[tuple[Hub, Link, Link, int, int]]:
@@ -82,24 +75,14 @@ def shown_of(shown: bytes, one: int) -> list[bytes]:
 
 
 @pytest.mark.guarantee("G6")
-def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends) -> None:
-    (_, _, _, long, _), (_, _, _, short, _) = agents(ends, 2)
-    line = b"0 " + b"x" * 3_000_000 + b"\n"
-    text = b"".join(b"1 %d\n" % at for at in range(20_000))
-    threads = [written(long, line), written(short, text)]
-    shown = bytes_of(ends.shown, len(line) + len(text))
-    assert shown_of(shown, 0) == [line]
-    assert b"".join(shown_of(shown, 1)) == text
-    for thread in threads:
-        thread.join(10)
-
-
-@pytest.mark.guarantee("G6")
-@pytest.mark.parametrize("count", [10_000, 100_000])
-def test_the_small_share_of_one_among_many_agents_tears_no_line(ends: Ends, count: int) -> None:
+@pytest.mark.parametrize("count, length", [(2, 3_000_000), (10_000, 200_000), (100_000, 200_000)])
+def test_a_line_that_is_longer_than_the_share_of_its_agent_is_not_torn(
+    ends: Ends, count: int, length: int
+) -> None:
+    """The share of one among many is small; a line may be longer than any buffer."""
     ends.head.share_output(count)
     (_, _, _, long, _), (_, _, _, short, _) = agents(ends, 2)
-    line = b"0 " + b"x" * 200_000 + b"\n"
+    line = b"0 " + b"x" * length + b"\n"
     text = b"".join(b"1 %d\n" % at for at in range(20_000))
     threads = [written(long, line), written(short, text)]
     shown = bytes_of(ends.shown, len(line) + len(text))
@@ -125,12 +108,6 @@ def test_an_unfinished_line_is_marked_where_another_has_to_come_and_shown_again_
     assert bytes_of(ends.shown, 11) == b" done\nnext\n"
     os.write(of_other, b"bye\n")
     assert bytes_of(ends.shown, 4) == b"bye\n"
-
-
-def test_an_unfinished_line_is_shown_without_waiting_for_its_end(ends: Ends) -> None:
-    ((_, _, _, out, _),) = agents(ends, 1)
-    os.write(out, b"Password: " + UNFINISHED)
-    assert bytes_of(ends.shown, 10) == b"Password: "
 
 
 @pytest.mark.guarantee("G6")
@@ -209,7 +186,7 @@ def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
     def stands_still() -> bool:
         """Nothing has left the pipe for a while."""
         sent.append(unread(out))
-        return len(sent) > 30 and len(set(sent[-30:])) == 1 and sent[-1] > 0
+        return len(sent) > 300 and len(set(sent[-300:])) == 1 and sent[-1] > 0
 
     wait_until(stands_still)
     assert not agent.drain(0.05)
@@ -243,10 +220,10 @@ def test_a_console_that_is_gone_is_told_once_and_holds_up_nobody(ends: Ends) -> 
     assert ends.head.drain(10)
     os.write(err, b"error\n")
     assert bytes_of(ends.shown_err, 6) == b"error\n"
-    on_agent.send(Bye(0))
+    on_agent.send(Bye())
     notice = "stdout cannot be written (Broken pipe): nothing more of the workers' output is shown there"
-    found = until(ends.head, lambda found: any(one == Bye(0) for _, one in found))
-    assert [one for _, one in found] == [Notice("warning", notice), Bye(0)]
+    found = until(ends.head, lambda found: any(one == Bye() for _, one in found))
+    assert [one for _, one in found] == [Notice("warning", notice), Bye()]
 
 
 def test_workers_write_on_when_the_head_is_gone(ends: Ends) -> None:
@@ -261,7 +238,7 @@ def test_workers_write_on_when_the_head_is_gone(ends: Ends) -> None:
 
 def test_nothing_is_held_up_by_an_agent_that_is_lost_in_the_middle_of_a_line(ends: Ends) -> None:
     piece = frame(OUTPUT, b"\x81" + b"x" * PIECE)  # its rest never comes
-    _, sock = ends.by_socket(frame(MESSAGE, message_to_bytes(hello(1))), piece)
+    _, sock = ends.by_socket(frame(MESSAGE, to_line(hello(1))), piece)
     ((_, _, _, other, _),) = agents(ends, 1, others=1)
     assert bytes_of(ends.shown, PIECE) == b"x" * PIECE
     os.write(other, b"hello\n")

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsl.devices.nvidia import survey
-from dsl.devices.nvml import Nvml, NvmlError
+from dsl.devices.nvidia import Nvml, NvmlError, survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ import pytest
 from tests.support.machine import ROOMS, UNASKED, make_facts, numa_table
 from tests.support.requests import make_request, plan_of
 
-from dsl.binding.placement import NodeGroup, shown_devices
+from dsl.binding import NodeGroup, shown_devices
 from dsl.devices.others import LocatedDevice, read_devices
 from dsl.model.job import WorkerDevice
 from dsl.model.request import PlacementRequest
@@ -251,13 +251,12 @@ def test_nothing_is_looked_up_for_a_launch_that_does_not_need_it() -> None:
     assert [worker.device for worker in plan.workers] == [None, None]
 
 
-def _located(node: int, number: int) -> LocatedDevice:
-    return LocatedDevice(WorkerDevice("Intel GPU 0bd5", f"0000:{number:02x}:00.0", node))
-
-
 def test_workers_with_a_device_of_another_accelerator_each_are_bound_beside_it() -> None:
     """The whole way: masks of the accelerator's own, and the cores of the NUMA nodes of what they show."""
-    found = [_located(node, number) for number, node in enumerate((1, 1, 0, 0))]
+    found = [
+        LocatedDevice(WorkerDevice("Intel GPU 0bd5", f"0000:{number:02x}:00.0", node))
+        for number, node in enumerate((1, 1, 0, 0))
+    ]
     table = numa_table(range(4), range(4, 8))
     topology = make_facts().cpus.topology
     facts = make_facts(

@@ -1,4 +1,4 @@
-"""The devices of a node of `dslrun`, and which worker has which."""
+"""How many workers a node of `dslrun` has, its devices, and which worker has which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
 from tests.unit.devices.record_nvml import load
 
-from dsl.devices.nproc import count_visible_devices, node_accelerator, own_devices
+from dsl.devices.counted import count_visible_devices, local_world_size, node_accelerator, own_devices
 from dsl.devices.nvidia import Device, mig_names, survey
 from dsl.devices.offered import DeviceFacts
 from dsl.devices.others import LocatedDevice
@@ -91,38 +91,31 @@ def test_devices_of_other_accelerators_are_shown_by_their_own_variable(
 
 @pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
-    "name, environ, count, said",
+    "name, mask, said",
     [
-        ("npu", {}, 1, "this machine has 1 of npu"),
-        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "0,4"}, 4, "ASCEND_RT_VISIBLE_DEVICES=0,4 shows 1"),
-        (
-            "npu",
-            {"ASCEND_RT_VISIBLE_DEVICES": "1, 2"},
-            4,
-            "ASCEND_RT_VISIBLE_DEVICES=1, 2 shows 1: ' 2' is no device, give numbers alone",
-        ),
-        (
-            "mlu",
-            {"MLU_VISIBLE_DEVICES": "0-1"},
-            4,
-            "MLU_VISIBLE_DEVICES=0-1 shows 1: '0-1' is a range, which MLU_VISIBLE_DEVICES does not take, write 0,1",
-        ),
-        ("sdaa", {"SDAA_VISIBLE_DEVICES": "1,1"}, 4, "SDAA_VISIBLE_DEVICES=1,1 shows 0"),
-        ("xpu", {"ZE_AFFINITY_MASK": "1.0"}, 4, "ZE_AFFINITY_MASK=1.0 shows 1"),
-        (
-            "xpu",
-            {"ZE_AFFINITY_MASK": "0.0,0.1", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
-            4,
-            "ZE_AFFINITY_MASK=0.0,0.1 shows 0",
-        ),
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES=0,4", " shows 1"),
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES=1, 2", " shows 1: ' 2' is no device, give numbers alone"),
+        ("mlu", "MLU_VISIBLE_DEVICES=0-1", " shows 1: '0-1' is a range, which MLU_VISIBLE_DEVICES does not"),
+        ("sdaa", "SDAA_VISIBLE_DEVICES=1,1", " shows 0"),
+        ("xpu", "ZE_AFFINITY_MASK=1.0", " shows 1"),
     ],
 )
-def test_too_few_devices_of_another_accelerator_are_one_line(
-    name: str, environ: dict[str, str], count: int, said: str
-) -> None:
-    message = error_of(OptionError, own_devices, "2", environ, 2, _other(name, count))
-    assert message == f"--virtual-local-rank: 2 workers need as many devices, but {said}"
+def test_too_few_devices_of_another_accelerator_are_one_line(name: str, mask: str, said: str) -> None:
+    variable, _, value = mask.partition("=")
+    message = error_of(OptionError, own_devices, "2", {variable: value}, 2, _other(name, 4))
+    assert message.startswith(f"--virtual-local-rank: 2 workers need as many devices, but {mask}{said}")
     assert_one_line(message)
+
+
+def test_a_machine_with_too_few_devices_is_told_in_one_line() -> None:
+    message = error_of(OptionError, own_devices, "2", {}, 2, _other("npu", 1))
+    assert message == "--virtual-local-rank: 2 workers need as many devices, but this machine has 1 of npu"
+
+
+def test_parts_of_intel_devices_are_none_in_the_flat_hierarchy() -> None:
+    environ = {"ZE_AFFINITY_MASK": "0.0,0.1", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}
+    message = error_of(OptionError, own_devices, "2", environ, 2, _other("xpu", 4))
+    assert message.endswith("but ZE_AFFINITY_MASK=0.0,0.1 shows 0")
 
 
 def test_a_plug_in_that_does_not_answer_leaves_the_number_to_the_user() -> None:
@@ -139,7 +132,6 @@ def test_a_plug_in_that_does_not_answer_leaves_the_number_to_the_user() -> None:
 def test_gaudi_devices_are_refused_because_all_workers_must_have_the_same_modules() -> None:
     environ = {"HABANA_VISIBLE_MODULES": "0,1"}
     message = error_of(OptionError, own_devices, "2", environ, 2, _other("hpu", 8))
-    assert message is not None
     assert message.startswith("--virtual-local-rank: hpu devices cannot be shown to one worker each")
     assert message.endswith("leave the option out")
     assert_one_line(message)
@@ -248,3 +240,68 @@ def test_hip_ends_its_list_at_a_name_that_is_not_there(environ: dict[str, str], 
     left = 1 if "ROCR_VISIBLE_DEVICES" in environ else 2
     devices = make_facts(cuda_count=left, gpus=(), located=lambda *_: located).devices
     assert count_visible_devices("cuda", environ, devices) == count
+
+
+@pytest.mark.parametrize(
+    "text, environ, cuda, count",
+    [
+        ("1", {}, 0, 1),
+        (" 3 ", {}, 0, 3),
+        ("65536", {}, 0, 65536),
+        ("cpu", {}, 4, 8),
+        ("gpu", {}, 4, 4),
+        ("cuda", {}, 4, 4),
+        ("auto", {}, 4, 4),
+        ("auto", {}, 0, 8),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "3,1"}, 4, 2),
+        ("auto", {"CUDA_VISIBLE_DEVICES": ""}, 4, 8),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "GPU-00000003,GPU-00000001"}, 4, 2),
+    ],
+)
+def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, count: int) -> None:
+    assert local_world_size(text, environ, make_facts(cuda=cuda)) == count
+
+
+@pytest.mark.parametrize("text", ["gpu", "auto"])
+def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa,MIG-bbbb"}
+    host = make_facts(cuda=1)
+    assert [local_world_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text, environ, count",
+    [
+        *(("npu", {}, 16), ("auto", {}, 16), ("gpu", {}, 4)),
+        ("auto", {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}, 2),
+        ("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, 4),
+    ],
+)
+def test_devices_of_another_accelerator_go_before_cuda_unless_all_are_hidden(
+    text: str, environ: dict[str, str], count: int
+) -> None:
+    host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
+    assert local_world_size(text, environ, host) == count
+
+
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("0", "it must be 1 to 65536"),
+        ("-1", "it must be 1 to 65536"),
+        ("65537", "it must be 1 to 65536"),
+        ("9" * 5000, "it must be 1 to 65536"),
+        ("", "expected a number, auto, cpu or gpu"),
+        ("1.5", "expected a number, auto, cpu or gpu"),
+        ("gpus", "expected a number, auto, cpu or gpu"),
+        ("٣", "expected a number, auto, cpu or gpu"),
+        ("gpu", "no CUDA device can be seen on this machine, give a number or cpu"),
+        ("xpu", "no xpu device can be seen on this machine, give a number or cpu"),
+    ],
+)
+def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:
+    message = error_of(OptionError, local_world_size, text, {}, make_facts())
+    assert message.startswith("--nproc-per-node ")
+    assert said in message
+    assert_one_line(message)

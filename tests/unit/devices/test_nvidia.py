@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.command import ran
 from tests.support.outcome import assert_one_line
 from tests.unit.devices.record_nvml import FOLDER, Recording, Replay, key, load
 
 from dsl.devices.nvidia import (
+    NOT_INSTALLED,
     Device,
+    Gpu,
+    GpuUse,
     MigInstance,
-    count,
+    Nvml,
+    NvmlError,
+    assign,
     quick_devices,
     read_devices,
     survey,
     visible_devices,
 )
-from dsl.devices.nvml import Nvml, NvmlError
-from dsl.machine.kernel_files import pci_address, read_numa_node
+from dsl.machine.kernel import pci_address, read_numa_node
 
 # recording: (devices, who named them, NUMA nodes, numbers of MIG instances, what the user is told)
 ANSWERS: dict[str, tuple[int, str, list[int | None], list[int], str]] = {
@@ -38,20 +42,8 @@ ANSWERS: dict[str, tuple[int, str, list[int | None], list[int], str]] = {
     "old_driver": (1, "nvml", [0], [0], ""),
     "mismatch": (2, "files", [3, 3], [0, 0], "module and library differ in version, restart the machine"),
     "no_library": (2, "files", [3, 3], [0, 0], "libnvidia-ml.so.1 cannot be loaded"),
-    "no_pynvml": (
-        2,
-        "files",
-        [3, 3],
-        [0, 0],
-        "pynvml is not installed, install nvidia-ml-py; the driver's files",
-    ),
-    "broken": (
-        2,
-        "files",
-        [3, 3],
-        [0, 0],
-        "the driver says: Unknown Error; the driver's files in /proc show 2",
-    ),
+    "no_pynvml": (2, "files", [3, 3], [0, 0], "not installed, install nvidia-ml-py; the driver's files"),
+    "broken": (2, "files", [3, 3], [0, 0], "Unknown Error; the driver's files in /proc show 2"),
     "no_permission": (2, "files", [3, 3], [0, 0], "this user may not open the NVIDIA devices"),
     "not_loaded": (0, "files", [], [], "the NVIDIA kernel module is not loaded; none is counted"),
 }
@@ -74,8 +66,6 @@ def test_devices_of_a_recorded_machine(name: str, tmp_path: Path) -> None:
     for problem in found.problems:
         assert said in problem
         assert_one_line(problem)
-    fails = "open" in driver.answers or name == "no_permission"
-    assert count(str(tmp_path), lambda: driver) == (None if fails or not source else number)
 
 
 @pytest.mark.parametrize("name", ["eight_a100", "one_h200", "container_2_of_8", "old_driver"])
@@ -224,8 +214,7 @@ def test_the_gpu_behind_each_visible_device(value: str | None, *, alone: bool, a
 
 def test_without_a_driver_pynvml_is_not_imported(tmp_path: Path) -> None:
     code = "import sys, dsl.devices.nvidia as n; print(n.survey(sys.argv[1]), 'pynvml' in sys.modules)"
-    argv = [sys.executable, "-c", code, str(tmp_path)]
-    result = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
+    result = ran([sys.executable, "-c", code, str(tmp_path)], check=True)
     assert result.stdout.strip() == "Survey(devices=(), source='', problems=()) False"
 
 
@@ -292,7 +281,7 @@ def test_pynvml_is_asked_through_one_seam_and_a_recording_says_the_same(
     assert survey(str(tmp_path), lambda: recording).devices == (device,)
     assert recording.answers[key("mig", "0", 0)] == {"error": [6, "code 6"]}
     assert survey(str(tmp_path), lambda: Replay(recording.answers)).devices == (device,)
-    assert count(str(tmp_path)) == 1
+    assert len(survey(str(tmp_path)).devices) == 1
 
 
 @pytest.mark.parametrize(
@@ -302,22 +291,81 @@ def test_pynvml_is_asked_through_one_seam_and_a_recording_says_the_same(
         ({"nvmlInit": None}, 13),
         ({**WORKING, "nvmlDeviceGetCount": older}, 13),
         ({**WORKING, "nvmlDeviceGetCount": -999}, 999),
+        (None, 0),
     ],
-    ids=["driver", "old pynvml", "old driver", "no answer"],
+    ids=["driver", "old pynvml", "old driver", "no answer", "no pynvml"],
 )
 def test_errors_of_pynvml_are_ours(
-    monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], code: int
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any] | None, code: int
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _pynvml(answers))
+    monkeypatch.setitem(sys.modules, "pynvml", answers and _pynvml(answers))
     with pytest.raises(NvmlError) as caught, Nvml() as nvml:
         nvml.ask("count")
     assert caught.value.code == code
-    assert count("/") is None
+    assert survey("/").source != "nvml"
 
 
-def test_a_missing_pynvml_is_an_error_like_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(NvmlError) as caught, Nvml():
-        pass
-    assert caught.value.code == 0
-    assert count("/") is None
+GIB = 1 << 30
+QUIET = [Gpu(f"GPU-{index}", 10 * index, index * GIB, ()) for index in range(4)]
+
+
+def busy(*processes: tuple[tuple[int, int | None], ...]) -> list[Gpu]:
+    return [Gpu(f"GPU-{at}", 10 * at, 9 * GIB, found) for at, found in enumerate(processes)]
+
+
+@pytest.mark.parametrize(
+    "gpus, places, expected",
+    [
+        (busy(((11, GIB),), ((10, 2 * GIB),)), [(0, None), (1, None)], [(10, 2 * GIB), (0, GIB)]),
+        (busy(((10, None),), ()), [(0, None), (1, None)], [(0, 9 * GIB), (-1, 0)]),
+        (busy(((10, GIB),), ((10, GIB),)), [(0, None), (1, None)], [(10, 2 * GIB), (-1, 0)]),
+        (QUIET, [(0, None), (1, None)], [(0, 0), (10, GIB)]),
+        (QUIET, [(0, "3"), (1, "2")], [(30, 3 * GIB), (20, 2 * GIB)]),
+        (QUIET, [(0, "2,3"), (1, "2,3")], [(20, 2 * GIB), (30, 3 * GIB)]),
+        (QUIET, [(0, "GPU-3"), (1, "GPU-9")], [(30, 3 * GIB), (-1, 0)]),
+        (QUIET, [(0, ""), (9, None)], [(-1, 0), (-1, 0)]),
+        (QUIET, [(0, "7"), (5, "0,1")], [(-1, 0), (-1, 0)]),
+    ],
+    ids=["by pid", "size unknown", "two GPUs", "by place", "one visible", "list", "uuid", "none", "beyond"],
+)
+def test_a_worker_has_the_gpu_that_it_uses(
+    gpus: list[Gpu], places: list[tuple[int, str | None]], expected: list[tuple[int, int]]
+) -> None:
+    assert assign(gpus, [10, 11], places) == expected
+
+
+def test_a_worker_without_a_process_uses_no_gpu() -> None:
+    assert assign(QUIET, [0], [(1, None)]) == [(-1, 0)]
+
+
+class Driver:
+    """Two GPUs. One does not answer."""
+
+    asked = 0
+
+    def ask(self, question: str, device: str = "", number: int = 0) -> Any:
+        self.asked += 1
+        if question == "count":
+            return 2
+        if question == "device" and number == 1:
+            raise NvmlError(15, "lost")
+        answers = {"device": "0", "processes": [(10, GIB)], "used_bytes": 2 * GIB, "uuid": "GPU-a"}
+        if question not in answers:
+            raise NvmlError(3, "not supported")
+        return answers[question]
+
+
+def test_what_the_driver_does_not_say_is_unknown() -> None:
+    assert GpuUse(Driver).of([10, 11], [(0, None), (1, None)]) == [(-1, GIB), (-1, 0)]
+
+
+def test_a_driver_that_cannot_be_opened_is_asked_once() -> None:
+    opened = []
+
+    def fail() -> Driver:
+        opened.append(1)
+        raise NvmlError(NOT_INSTALLED, "pynvml is not installed")
+
+    use = GpuUse(fail)
+    assert use.of([10], [(0, None)]) == use.of([10], [(0, None)]) == [(-1, 0)]
+    assert len(opened) == 1

@@ -12,8 +12,8 @@ from tests.unit.devices.record_nvml import load
 
 from dsl.devices import nvidia
 from dsl.devices.offered import (
+    DeviceFacts,
     Devices,
-    count_cuda_devices,
     find_devices,
     read_slots,
     select_accelerator,
@@ -66,34 +66,24 @@ def test_the_accelerator(environ: dict[str, str], cuda: int, expected: tuple[str
     assert select_accelerator(environ, make_facts(cuda=cuda).devices) == expected
 
 
+def test_an_accelerator_that_there_is_not_is_refused() -> None:
+    with pytest.raises(AcceleratorError, match="DS_ACCELERATOR must be one of cuda, cpu, xpu"):
+        select_accelerator({"DS_ACCELERATOR": "tpu"}, make_facts().devices)
+
+
 @pytest.mark.parametrize(
-    "environ, kind, message",
+    "name, mask, message",
     [
-        ({"DS_ACCELERATOR": "tpu"}, AcceleratorError, "DS_ACCELERATOR must be one of cuda, cpu, xpu"),
-        ({"DS_ACCELERATOR": "npu"}, NoDevicesError, "^DS_ACCELERATOR=npu: .* this machine has no npu device"),
-        ({"DS_ACCELERATOR": "mps"}, NoDevicesError, "DS_ACCELERATOR=mps: .* this machine has no mps device"),
-        (
-            {"DS_ACCELERATOR": "npu", "ASCEND_RT_VISIBLE_DEVICES": ""},
-            NoDevicesError,
-            "ASCEND_RT_VISIBLE_DEVICES hides them all",
-        ),
-        (
-            {"DS_ACCELERATOR": "cuda"},
-            NoDevicesError,
-            "no GPU resources available: this machine has no NVIDIA or AMD device",
-        ),
-        (
-            {"DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": "-1"},
-            NoDevicesError,
-            "no GPU resources available: CUDA_VISIBLE_DEVICES hides them all",
-        ),
+        ("npu", {}, "^DS_ACCELERATOR=npu: .* this machine has no npu device"),
+        ("mps", {}, "DS_ACCELERATOR=mps: .* this machine has no mps device"),
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": ""}, "ASCEND_RT_VISIBLE_DEVICES hides them all"),
+        ("cuda", {}, "no GPU resources available: this machine has no NVIDIA or AMD device"),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "-1"}, "no GPU .* available: CUDA_VISIBLE_DEVICES hides them all"),
     ],
 )
-def test_an_accelerator_that_cannot_be_used(
-    environ: dict[str, str], kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        select_accelerator(environ, make_facts().devices)
+def test_an_accelerator_that_cannot_be_used(name: str, mask: dict[str, str], message: str) -> None:
+    with pytest.raises(NoDevicesError, match=message):
+        select_accelerator({"DS_ACCELERATOR": name, **mask}, make_facts().devices)
 
 
 @pytest.mark.parametrize(
@@ -182,11 +172,7 @@ def test_shown_devices_are_slots_in_the_users_order(
 @pytest.mark.parametrize(
     "accelerator, value, message",
     [
-        (
-            "cuda",
-            "0,7",
-            "CUDA_VISIBLE_DEVICES=0,7: no slot '7' specified on host 'localhost', which has slots 0 to 3",
-        ),
+        ("cuda", "0,7", "=0,7: no slot '7' specified on host 'localhost', which has slots 0 to 3"),
         ("cuda", "all", "CUDA_VISIBLE_DEVICES=all: 'all' is no device"),
         ("cuda", "GPU-1,2", "'2' is no device"),
         ("cuda", "0-2", "CUDA_VISIBLE_DEVICES=0-2: '0-2' is a range, which"),
@@ -295,8 +281,9 @@ def test_cuda_devices_are_counted_without_the_driver_where_that_is_certain(
     nvml: int | None,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(nvidia, "count", lambda _root: nvml)
-    assert count_cuda_devices(_nvidia_root(tmp_path, in_proc, in_dev)) == expected
+    found = nvidia.Survey() if nvml is None else nvidia.Survey((nvidia.Device(""),) * nvml, "nvml")
+    monkeypatch.setattr(DeviceFacts, "survey", found)
+    assert DeviceFacts(_nvidia_root(tmp_path, in_proc, in_dev)).cuda_count == expected
 
 
 @pytest.mark.parametrize("name", ["container_2_of_8", "wsl", "eight_a100", "one_lost", "none"])
@@ -306,5 +293,5 @@ def test_cuda_devices_of_recorded_machines(
     driver = load(name, tmp_path)
     expected = {"container_2_of_8": 2, "wsl": 1, "eight_a100": 8, "one_lost": 4, "none": 0}
     # All files of the lost GPU are still there: only asking the driver, which takes long, would tell.
-    monkeypatch.setattr("dsl.devices.nvml.Nvml", lambda: driver)
-    assert count_cuda_devices(str(tmp_path)) == expected[name]
+    monkeypatch.setattr("dsl.devices.nvidia.Nvml", lambda: driver)
+    assert DeviceFacts(str(tmp_path)).cuda_count == expected[name]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.conducting import coming
 
 from dsl._record import replace
-from dsl.conductor.terms import version_problem
+from dsl.conductor.terms import objection
 from dsl.control.clock import Clock
-from dsl.control.messages import TO_HEAD, Checked, Hello, message_from_bytes, message_to_bytes
+from dsl.control.messages import TO_HEAD, Checked, Hello
 from dsl.doctor.host_checks import HOST_CHECKS, find_on_host, unproxied
 from dsl.doctor.job_checks import (
     FREE,
@@ -21,9 +22,11 @@ from dsl.doctor.job_checks import (
     Examined,
     exit_code,
     find_all,
-    free_notices,
     page,
+    start_notices,
 )
+from dsl.doctor.ring_checks import RING_CHECKS
+from dsl.model.codec import from_line, to_line
 from dsl.model.health import Directory, Health, Holder, Interface, MeetingLook, Symptom, Way
 from dsl.model.job import Notice
 
@@ -77,18 +80,15 @@ HEALTHY = changed(
 )
 MEETING = MeetingLook("node0", 29500, False, "--master-addr", ("10.0.0.9",), False, "refuses")
 
+LOOPBACK = replace(MEETING, addresses=("127.0.0.1",), is_own=True)
+SIXTEEN = {"workers": 16, "slots_named": False}
 ODD_THREADS = ("abc,,", "4,", ",4", "0", "-1", "4.0", "four", "٤", " ", "4;2", "00")
 HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("interpreter", {"python_version": "", "torch": ""}, "error", "install it there"),
     ("torch", {"torch": ""}, "error", "install torch there"),
     ("torch-build", {"torch": "2.6.0+cpu", "torch_build": ""}, "error", "install torch's CUDA build"),
     ("device-mask", {"mask": "CUDA_VISIBLE_DEVICES=", "visible": 0}, "warning", "unset or correct it"),
-    (
-        "workers",
-        {"workers": 16, "slots_named": False, "variables": ()},
-        "warning",
-        "as many workers as devices",
-    ),
+    ("workers", {**SIXTEEN, "variables": ()}, "warning", "as many workers as devices"),
     ("driver", {"problems": ("the GPU is lost, reset it",)}, "error", "reset it"),
     ("driver", {"problems": ("pynvml is not installed, install it",)}, "warning", "install it"),
     ("uvm", {"lacks_uvm": True}, "error", "nvidia-modprobe"),
@@ -140,12 +140,7 @@ HOST_CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("meeting-point", {"meeting": replace(MEETING, answer="silent")}, "error", "firewall"),
     ("meeting-point", {"meeting": replace(MEETING, answer="unreachable")}, "error", "the route"),
     ("meeting-point", {"meeting": replace(MEETING, is_first=True)}, "error", "correct --master-addr"),
-    (
-        "meeting-point",
-        {"meeting": replace(MEETING, addresses=("127.0.0.1",), is_own=True)},
-        "error",
-        "an address that all can reach",
-    ),
+    ("meeting-point", {"meeting": LOOPBACK}, "error", "an address that all can reach"),
     ("meeting-point", {"meeting": replace(MEETING, is_own=True, holder="pid 9 (x)")}, "warning", "end it"),
 ]
 
@@ -162,7 +157,6 @@ def host(name: str, **changes: Any) -> Examined:
 
 
 def hosts() -> list[Examined]:
-    """Three healthy hosts."""
     return [host("n0"), host("n1"), host("n2")]
 
 
@@ -172,6 +166,8 @@ def _machine(one: Examined, **changes: Any) -> Examined:
 
 
 JUMBO = (FACES[0], replace(FACES[1], mtu=9000))
+NO_ROUTE = Way(0, "10.0.0.0", "unreachable", "no route to host")
+SAME = replace(HEALTHY, name="n1", name_addresses=("10.0.0.0",))
 JOB_CASES: list[tuple[str, Examined, str, str]] = [
     ("torch-version", host("n1", torch="2.5.1+cu124"), "error", "install the same version"),
     ("torch-version", host("n1", torch="2.6.0+cu118"), "warning", "install the same version"),
@@ -182,24 +178,12 @@ JOB_CASES: list[tuple[str, Examined, str, str]] = [
     ("clocks", replace(host("n1"), clock=Clock(3_000_000_000, 1000)), "warning", "let NTP set both"),
     ("route", replace(host("n1"), ways=(Way(0, "10.0.0.0", "silent"),)), "error", "firewalls"),
     ("route", replace(host("n1"), ways=(Way(0, "10.0.0.0", "refuses"),)), "error", "firewall"),
-    (
-        "route",
-        replace(host("n1"), ways=(Way(0, "10.0.0.0", "unreachable", "no route to host"),)),
-        "error",
-        "correct the route",
-    ),
+    ("route", replace(host("n1"), ways=(NO_ROUTE,)), "error", "correct the route"),
     ("route", replace(host("n1"), ways=(Way(0, "10.0.0.0", "stranger"),)), "error", "correct /etc/hosts"),
     ("lost-packets", replace(host("n1"), ways=(Way(0, "10.0.0.0", "small"),)), "error", "mtu 1400"),
     ("mtu", host("n1", interfaces=JUMBO), "warning", "set the same on every host"),
     ("other-settings", host("n1", variables=(("NCCL_DEBUG", "INFO"),)), "warning", "or on none"),
-    (
-        "same-address",
-        replace(
-            host("n1"), checked=Checked(health=replace(HEALTHY, name="n1", name_addresses=("10.0.0.0",)))
-        ),
-        "warning",
-        "correct /etc/hosts",
-    ),
+    ("same-address", replace(host("n1"), checked=Checked(health=SAME)), "warning", "correct /etc/hosts"),
     (LAUNCH, _machine(host("n1"), problems=("script 'x' does not exist, check the path",)), "error", "check"),
     (LAUNCH, Examined("n1", problem="has not answered in time"), "error", "has not answered"),
 ]
@@ -249,7 +233,7 @@ def test_every_check_has_a_seeded_fault_and_the_page_lists_each_with_its_mend() 
     rows = re.findall(
         r"^\| `([\w-]+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert [name for name, *_ in rows] == [*HOST_CHECKS, *JOB_CHECKS, LAUNCH]
+    assert [name for name, *_ in rows] == [*HOST_CHECKS, *JOB_CHECKS, LAUNCH, *RING_CHECKS]
     assert all(len(mend.split()) > 1 for *_, mend in rows)
 
 
@@ -280,9 +264,9 @@ def test_a_warning_of_the_plan_is_a_finding() -> None:
 
 def test_facts_travel_as_they_are_and_a_stranger_cannot_send_others() -> None:
     said = Checked(health=changed(HEALTHY, meeting=MEETING, holders=(Holder(1, "a", "b"),)))
-    assert message_from_bytes(message_to_bytes(said), TO_HEAD) == said
+    assert from_line(to_line(said), TO_HEAD) == said
     odd = Checked(health=changed(HEALTHY, python="py\x1b[31m\n"))
-    read = message_from_bytes(message_to_bytes(odd), TO_HEAD)
+    read = from_line(to_line(odd), TO_HEAD)
     assert isinstance(read, Checked)
     assert read.health is not None
     assert read.health.program.python.isprintable()
@@ -306,24 +290,35 @@ def test_no_proxy_names_hosts_domains_and_networks(exceptions: str, left: list[s
 
 
 def test_the_same_version_has_to_run_everywhere() -> None:
-    hello = Hello("0.0.9", 1, "n1", 7, python="/opt/bin/python")
-    assert version_problem(hello, "0.0.9") == ""
-    assert version_problem(hello, "0.1.0") == (
+    hello, terms = Hello("0.0.9", 1, "n1", 7, python="/opt/bin/python", workers=1), coming(2)
+    assert objection(replace(terms, version="0.0.9"), 1, hello) == ""
+    assert objection(replace(terms, version="0.1.0"), 1, hello) == (
         "it has dsl 0.0.9, this host has 0.1.0: install the same version for /opt/bin/python"
     )
 
 
 def said_at_a_start(*hosts: Examined) -> list[str]:
     """Texts of the warnings of a start."""
-    notices = free_notices(hosts)
+    notices = start_notices(hosts)
     assert {one.level for one in notices} <= {"warning"}
     return [one.text for one in notices]
 
 
 def test_a_start_makes_the_free_checks() -> None:
     assert {*JOB_CHECKS} >= {*FREE}
-    odd = replace(host("n1", torch=""), ways=(Way(0, "10.0.0.0", "silent"),))
-    assert said_at_a_start(host("n0"), odd, Examined("n2")) == []
+    ways = (Way(0, "10.0.0.0", "silent"),)
+    assert (
+        said_at_a_start(Examined("n0", Checked()), Examined("n1", Checked(), ways=ways), Examined("n2")) == []
+    )
+
+
+def test_a_start_that_looks_at_its_hosts_makes_all_checks() -> None:
+    hosts = [host("n0", open_files=1024), host("n1", open_files=1024, script="fedcba9876543210")]
+    error, warning = start_notices(hosts)
+    assert (error.level, warning.level) == ("error", "warning")
+    assert error.text.startswith("n1: the script is another one than on n0: copy it")
+    assert error.text.endswith(" [other-script]")
+    assert warning.line.startswith("warning: n0, n1: a process may open 1024 files")
 
 
 def test_hosts_of_different_accelerators_are_worth_a_word() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.evidence.excerpt import Excerpt, excerpt
-from dsl.printable import printable
+from dsl.words import printable
 
 pytestmark = pytest.mark.guarantee("G3")
 
@@ -268,57 +268,50 @@ note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
 
 
 def read(text: str, max_lines: int = 30) -> Excerpt:
-    """What is said of a text."""
     return excerpt(text.encode(), max_lines=max_lines)
 
 
-@pytest.mark.parametrize(
-    "text, exception, where",
-    [
-        pytest.param(PLAIN, "ValueError: bad batch", "train.py:2 in step", id="plain"),
-        pytest.param(MARKED, "ZeroDivisionError: division by zero", "marks.py:2 in step", id="markers"),
-        pytest.param(SPREAD, "ValueError: x", "ml.py:2 in f", id="call over several lines"),
-        pytest.param(CHAINED, "KeyError: 'k'", "chain.py:9 in <module>", id="chained"),
-        pytest.param(
-            GROUP,
-            "ExceptionGroup: both (2 sub-exceptions), first ValueError: one",
-            "group.py:1 in a",
-            id="exception group",
-        ),
-        pytest.param(SYNTAX, "SyntaxError: invalid syntax", "syn.py:1", id="syntax error"),
-        pytest.param(
-            LIBRARY,
-            "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
-            "inlib.py:3 in load",
-            id="raised in a library",
-        ),
-        pytest.param(RANKED, "ValueError: bad batch", "ddp.py:9 in <module>", id="prefix of torch"),
-        pytest.param(
-            STATE_DICT,
-            "RuntimeError: Error(s) in loading state_dict for Linear: size mismatch for weight: [5, 4] from "
-            "checkpoint, [4, 3] in the model. size mismatch for bias: [5] from checkpoint, [4] in the model.",
-            "sd.py:3 in <module>",
-            id="message of several lines",
-        ),
-        pytest.param(LOADER, "OSError: corrupt sample", "loader.py:5 in __getitem__", id="DataLoader"),
-        pytest.param(SPAWNED, "ValueError: spawned", "elastic.py:3 in w", id="torch spawn"),
-        pytest.param(POOL, "KeyError: 'worker 1'", "mp.py:2 in w", id="multiprocessing pool"),
-        pytest.param(THREAD, "ValueError: in thread", "thread.py:2 in w", id="thread"),
-        pytest.param(
-            'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-            "a.py:1 in f",
-            id="out of memory",
-        ),
-        pytest.param(
-            'Traceback (most recent call last):\n  File "/home/ann/net/__init__.py", line 1, in f\n    g()\nMemoryError\n',
-            "MemoryError",
-            "net/__init__.py:1 in f",
-            id="no message",
-        ),
-    ],
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+EXPECTED_NAME = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+MISMATCHES = (
+    "Error(s) in loading state_dict for Linear: size mismatch for weight: [5, 4] from checkpoint, [4, 3] in "
+    "the model. size mismatch for bias: [5] from checkpoint, [4] in the model."
 )
+
+
+def a_frame(path: str) -> str:
+    """A traceback up to what was raised."""
+    return f'Traceback (most recent call last):\n  File "{path}", line 1, in f\n    g()\n'
+
+
+TRACEBACKS = {
+    "plain": (PLAIN, "ValueError: bad batch", "train.py:2 in step"),
+    "markers": (MARKED, "ZeroDivisionError: division by zero", "marks.py:2 in step"),
+    "call over several lines": (SPREAD, "ValueError: x", "ml.py:2 in f"),
+    "chained": (CHAINED, "KeyError: 'k'", "chain.py:9 in <module>"),
+    "exception group": (
+        GROUP,
+        "ExceptionGroup: both (2 sub-exceptions), first ValueError: one",
+        "group.py:1 in a",
+    ),
+    "syntax error": (SYNTAX, "SyntaxError: invalid syntax", "syn.py:1"),
+    "raised in a library": (LIBRARY, f"json.decoder.JSONDecodeError: {EXPECTED_NAME}", "inlib.py:3 in load"),
+    "prefix of torch": (RANKED, "ValueError: bad batch", "ddp.py:9 in <module>"),
+    "message of several lines": (STATE_DICT, f"RuntimeError: {MISMATCHES}", "sd.py:3 in <module>"),
+    "DataLoader": (LOADER, "OSError: corrupt sample", "loader.py:5 in __getitem__"),
+    "torch spawn": (SPAWNED, "ValueError: spawned", "elastic.py:3 in w"),
+    "multiprocessing pool": (POOL, "KeyError: 'worker 1'", "mp.py:2 in w"),
+    "thread": (THREAD, "ValueError: in thread", "thread.py:2 in w"),
+    "out of memory": (a_frame("a.py") + OUT_OF_MEMORY + "\n", OUT_OF_MEMORY, "a.py:1 in f"),
+    "no message": (
+        a_frame("/home/ann/net/__init__.py") + "MemoryError\n",
+        "MemoryError",
+        "net/__init__.py:1 in f",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, exception, where", TRACEBACKS.values(), ids=TRACEBACKS)
 def test_a_traceback_says_what_was_raised_and_where(text: str, exception: str, where: str) -> None:
     found = read(text, max_lines=100)
     assert found.exception == exception
@@ -404,73 +397,48 @@ def test_of_a_line_only_what_follows_the_last_carriage_return_is_shown() -> None
     assert read("loading\r\n 10%|# |\r 90%|####|\r\n 10%\r 20%").lines == ("loading", " 90%|####|", " 20%")
 
 
-@pytest.mark.parametrize(
-    "text, exception, where",
-    [
-        pytest.param(
-            SEGFAULT, "Fatal Python error: Segmentation fault", "fault.py:5 in crash", id="faulthandler"
-        ),
-        pytest.param(THROWN, "std::runtime_error: bad shape", None, id="C++"),
-        pytest.param(
-            THROWN + ABORTED, "std::runtime_error: bad shape", "term.py:5 in <module>", id="C++ in Python"
-        ),
-        pytest.param(
-            "terminate called without an active exception\n",
-            "terminate called without an active exception",
-            None,
-            id="C++ thread",
-        ),
-        pytest.param("free(): invalid pointer\n", "free(): invalid pointer", None, id="glibc"),
-        pytest.param(
-            "free(): invalid pointer\n" + ABORTED,
-            "free(): invalid pointer",
-            "term.py:5 in <module>",
-            id="glibc in Python",
-        ),
-        pytest.param(
-            "*** stack smashing detected ***: terminated\n",
-            "*** stack smashing detected ***: terminated",
-            None,
-            id="stack smashing",
-        ),
-        pytest.param(
-            "prog: a.c:3: main: Assertion `x > 0' failed.\n",
-            "prog: a.c:3: main: Assertion `x > 0' failed.",
-            None,
-            id="assert",
-        ),
-        pytest.param(
-            PANIC,
-            "panic: index out of bounds: the len is 0 but the index is 1",
-            "src/loader.rs:1:84",
-            id="Rust",
-        ),
-        pytest.param(
-            "thread 'main' panicked at 'boom, twice', src/main.rs:2:5\n",
-            "panic: boom, twice",
-            "src/main.rs:2:5",
-            id="older Rust",
-        ),
-        pytest.param(
-            "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --local_rank=0\n",
-            "train.py: error: unrecognized arguments: --local_rank=0",
-            None,
-            id="argparse",
-        ),
-        pytest.param(
-            "/usr/bin/python3: No module named nomod\n",
-            "/usr/bin/python3: No module named nomod",
-            None,
-            id="no module",
-        ),
-    ],
-)
+CRASHES = {
+    "faulthandler": (SEGFAULT, "Fatal Python error: Segmentation fault", "fault.py:5 in crash"),
+    "C++": (THROWN, "std::runtime_error: bad shape", None),
+    "C++ in Python": (THROWN + ABORTED, "std::runtime_error: bad shape", "term.py:5 in <module>"),
+    "glibc in Python": (
+        "free(): invalid pointer\n" + ABORTED,
+        "free(): invalid pointer",
+        "term.py:5 in <module>",
+    ),
+    "Rust": (PANIC, "panic: index out of bounds: the len is 0 but the index is 1", "src/loader.rs:1:84"),
+    "older Rust": (
+        "thread 'main' panicked at 'boom, twice', src/main.rs:2:5\n",
+        "panic: boom, twice",
+        "src/main.rs:2:5",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, exception, where", CRASHES.values(), ids=CRASHES)
 def test_ends_outside_of_python_are_told_in_their_own_words(
     text: str, exception: str, where: str | None
 ) -> None:
     found = read("step 1\n" + text)
     assert (found.exception, found.where) == (exception, where)
     assert exception.rpartition(": ")[2] in "\n".join(found.lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "terminate called without an active exception",
+        "free(): invalid pointer",
+        "*** stack smashing detected ***: terminated",
+        "prog: a.c:3: main: Assertion `x > 0' failed.",
+        "train.py: error: unrecognized arguments: --local_rank=0",
+        "/usr/bin/python3: No module named nomod",
+    ],
+)
+def test_a_last_line_that_explains_the_end_is_told_as_it_is(line: str) -> None:
+    found = read(f"step 1\nusage: train.py [-h]\n{line}\n")
+    assert (found.exception, found.where) == (line, None)
+    assert found.lines[-1] == line
 
 
 def test_of_a_crash_only_the_thread_that_crashed_is_shown() -> None:

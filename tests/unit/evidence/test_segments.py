@@ -11,8 +11,8 @@ import pytest
 from tests.support.events import an_exit
 
 from dsl._record import replace
-from dsl.evidence import segments
-from dsl.evidence.segments import clear_segments
+from dsl.evidence import reports
+from dsl.evidence.reports import clear_segments
 
 START_S = 1_000_000_000
 pytestmark = pytest.mark.guarantee("G1")
@@ -32,17 +32,13 @@ def _segment(folder: Path, name: str, at_s: int = 50) -> str:
 
 @pytest.fixture(autouse=True)
 def in_the_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "FIRST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
+    monkeypatch.setattr(reports, "FIRST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
 
 
 def test_what_a_killed_rank_has_made_is_removed_and_the_rest_is_named(tmp_path: Path) -> None:
     own = [_segment(tmp_path, "__KMP_REGISTERED_LIB_1001_0"), _segment(tmp_path, "torch_1001_7_0")]
-    doubtful = [
-        _segment(tmp_path, "nccl-abc"),
-        _segment(tmp_path, "psm_12ab"),
-        _segment(tmp_path, "torch_1000_1_0"),
-        _segment(tmp_path, "torch_1001_8_0", at_s=101),
-    ]
+    doubtful = [_segment(tmp_path, "nccl-abc"), _segment(tmp_path, "psm_12ab")]
+    doubtful += [_segment(tmp_path, "torch_1000_1_0"), _segment(tmp_path, "torch_1001_8_0", at_s=101)]
     for name in ("torch_1001_before", "psm_before"):
         _segment(tmp_path, name, at_s=-1)
     _segment(tmp_path, "my dataset")
@@ -68,7 +64,7 @@ def test_what_a_process_has_open_is_left_alone(tmp_path: Path) -> None:
 def test_where_not_all_processes_can_be_seen_nothing_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "FIRST_NAMESPACE", 0)
+    monkeypatch.setattr(reports, "FIRST_NAMESPACE", 0)
     path = _segment(tmp_path, "torch_1001_1_0")
     (said,) = clear_segments([_exit(1, signal=9)], str(tmp_path))
     assert said.endswith(f"remove what no other job needs: {path}")

@@ -16,8 +16,8 @@ from dsl.forkserver.preload import import_modules
 Hide = Callable[..., Hidden]
 
 
-@pytest.fixture
-def hide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hide]:
+@pytest.fixture(params=["walked in the worker", "walked in the server"])
+def hide(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hide]:
     """Write modules, import some of them, and hide them."""
     first = vars(importlib._bootstrap)["_find_and_load"]
     start = frozenset(sys.modules)
@@ -32,7 +32,7 @@ def hide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hide]:
             path.with_suffix(".py").write_text(text)
         notes = Notes()
         assert import_modules(names, lambda _: None, notes=notes) is None
-        return Hidden(start, notes)
+        return Hidden(start, notes, names if request.param == "walked in the server" else ())
 
     yield write
     vars(importlib._bootstrap)["_find_and_load"] = first
@@ -53,6 +53,14 @@ def test_an_import_shows_what_it_has_imported_and_no_more(hide: Hide) -> None:
     one = importlib.import_module("one")
     assert seen(*names) == ["one", "two", "four", "four.part"]
     assert one.whole is importlib.import_module("one").whole
+
+
+def test_what_is_left_of_an_import_is_shown_in_its_order(hide: Hide) -> None:
+    names = ("one", "two", "three", "four", "five")
+    hide("one", one="import two, three, five", two="", three="import four", four="", five="")
+    importlib.import_module("three")
+    importlib.import_module("one")
+    assert [name for name in sys.modules if name in names] == ["three", "four", "one", "two", "five"]
 
 
 def test_a_part_is_no_name_in_its_package_before_it_is_imported(hide: Hide) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dsl.forkserver.preload import PLACE_VARIABLES, guess_modules, import_modules
+from dsl.forkserver.preload import (
+    OTHER_LIBRARIES,
+    OTHER_MODULES,
+    PLACE_VARIABLES,
+    Import,
+    find_imports,
+    guess_modules,
+    import_modules,
+    with_later_imports,
+    worth_preloading,
+)
 from dsl.plan.worker import DEEPSPEED, ELASTIC, FUNCTIONS, TORCH
 
 
@@ -31,16 +40,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in set(sys.modules) - known:
         del sys.modules[name]
-
-
-LAZY = """
-def __getattr__(name):
-    if name != "solve":
-        raise AttributeError(name)
-    from importlib import import_module
-    globals()["solve"] = import_module("lazy.solve").solve
-    return solve
-"""
 
 
 def guessed(folder: Path, text: str, *, harmful: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -140,16 +139,6 @@ def test_what_is_only_guessed_may_fail_but_not_half_way(place: Path) -> None:
             del sys.modules[left]
 
 
-def test_a_name_that_a_package_gives_late_is_not_taken_for_a_submodule(place: Path) -> None:
-    (place.parent / "lib" / "site-packages" / "lazy").mkdir()
-    (place.parent / "lib" / "site-packages" / "lazy" / "__init__.py").write_text(LAZY)
-    (place.parent / "lib" / "site-packages" / "lazy" / "solve.py").write_text("def solve(): pass\n")
-    begun: list[str] = []
-    import_modules(guessed(place, "from lazy import solve\n"), begun.append, are_guessed=True)
-    assert begun == ["lazy", "lazy.solve"]
-    assert callable(sys.modules["lazy"].solve)
-
-
 def test_what_harms_is_also_left_out_where_it_is_imported_from_its_package(place: Path) -> None:
     for text, expected in {
         "from pack import part, value": ("pack", "pack:value"),
@@ -207,18 +196,6 @@ def test_what_goes_by_its_place_is_not_guessed_but_what_it_needs(place: Path) ->
     assert not [name for name in names if name.startswith(("lightning", "torchmetrics"))]
 
 
-def test_a_guess_that_asks_for_its_place_is_a_reason_to_refuse(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    get = os.environ.__class__.__getitem__
-    said = "asks reads LOCAL_RANK when it is imported: name what to import with --preload"
-    assert import_modules(["decimal", "asks"], lambda _: None, are_guessed=True) == said
-    assert os.environ.__class__.__getitem__ is get
-    del sys.modules["asks"]
-    assert import_modules(["asks"], lambda _: None) is None
-
-
 def test_every_variable_of_a_place_is_known() -> None:
     of_flavours = {
         name
@@ -228,3 +205,125 @@ def test_every_variable_of_a_place_is_known() -> None:
     # Those of torchelastic tell of a job, and so does this one.
     others = {name for name in of_flavours if name.startswith("TORCHELASTIC_")} | {"ROLE_NAME"}
     assert of_flavours - others == PLACE_VARIABLES
+
+
+@pytest.mark.parametrize(
+    "text, top, inner",
+    [
+        ("import a, b.c", ["a", "b.c"], []),
+        ("import a as b\nimport a", ["a"], []),
+        ("if x:\n    import a\nelse:\n    import b", ["a", "b"], []),
+        ("try:\n    import a\nexcept E:\n    import b\nfinally:\n    import c", ["a", "b", "c"], []),
+        ("class A:\n    import a\n    def f(self):\n        import b", ["a"], ["b"]),
+        ("def f():\n    import a\n    class B:\n        import b", [], ["a", "b"]),
+        ("async def f():\n    import a", [], ["a"]),
+        ("if __name__ == '__main__':\n    import a", ["a"], []),
+        ("with x:\n    import a\nfor i in z:\n    import b\nwhile 1:\n    import c", ["a", "b", "c"], []),
+        ("match x:\n    case 1:\n        import a", ["a"], []),
+        ("from __future__ import annotations\nimport a", ["a"], []),
+        ("import typing as t\nif t.TYPE_CHECKING:\n    import a\nelse:\n    import b", ["typing", "b"], []),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a", ["typing"], []),
+        ("", [], []),
+        (b"# coding: latin-1\nx = '\xe9'\nimport a", ["a"], []),
+    ],
+)
+def test_imports_are_found_where_they_run(text: str | bytes, top: list[str], inner: list[str]) -> None:
+    found = find_imports(text, is_program=True)
+    assert [one.module for one in found if not one.is_inner] == top
+    assert [one.module for one in found if one.is_inner] == inner
+
+
+@pytest.mark.parametrize(
+    "test, top",
+    [
+        ("__name__ == '__main__'", ["b"]),
+        ("'__main__' == __name__", ["b"]),
+        ("__name__ != '__main__'", ["a", "b"]),
+        ("name == '__main__'", ["a", "b"]),
+        ("__name__ == 'worker'", ["a", "b"]),
+    ],
+)
+def test_what_a_module_imports_as_a_main_program_does_not_count_elsewhere(test: str, top: list[str]) -> None:
+    text = f"if {test}:\n    import a\nelse:\n    import b\n"
+    assert [one.module for one in find_imports(text)] == top
+    assert [one.module for one in find_imports(text, is_program=True)] == ["a", "b"]
+
+
+CHANGES: dict[int, list[str]] = {
+    0: [
+        "pass",
+        "sys.path.append('/a')",
+        "sys.path.extend(['/a'])",
+        "sys.path += ['/a']",
+        "sys.path.index('/a')",
+        "x = os.environ['OMP_NUM_THREADS']",
+        "path = sys.path",
+        "os = 3",
+        "def f():\n    sys.path.insert(0, '/a')",
+        "f = lambda: os.environ.clear()",
+    ],
+    OTHER_MODULES: [
+        "sys.path.insert(0, '/a')",
+        "sys.path = ['/a']",
+        "sys.path[0] = '/a'",
+        "del sys.path[0]",
+        "x, sys.path[:] = 1, []",
+        "sys.modules['a'] = None",
+        "sys.modules.pop('a')",
+        "os.environ['HF_HOME'] = '/a'",
+        "environ['HF_HOME'] = '/a'",
+        "os.environ.setdefault('HF_HOME', '/a')",
+        "os.environ.update({'HF_HOME': '/a'}, B='1')",
+        "os.putenv('HF_HOME', '/a')",
+        "del os.environ['HF_HOME']",
+        "if x:\n    os.environ['HF_HOME'] = '/a'",
+    ],
+    OTHER_LIBRARIES: [
+        "os.environ['OMP_NUM_THREADS'] = '1'",
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = ''",
+        "os.environ[name] = '1'",
+        "os.environ.update(all_of_them)",
+        "os.environ.update({'A': '1', **others})",
+        "os.environ.update(A='1', MKL_NUM_THREADS='1')",
+        "os.environ.clear()",
+        "os.environ |= others",
+        "os.environ['HF_HOME'] = '/a'\nos.environ['NCCL_DEBUG'] = 'INFO'",
+    ],
+}
+
+
+@pytest.mark.parametrize("line, behind", [(line, kind) for kind, lines in CHANGES.items() for line in lines])
+def test_imports_behind_a_change_are_known(line: str, behind: int) -> None:
+    found = find_imports(f"import a\n{line}\nimport b\ndef g():\n    import c\n")
+    assert found == (Import("a"), Import("b", behind=behind), Import("c", behind=behind, is_inner=True))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("from a.b import c, d as e", Import("a.b", ("c", "d"))),
+        ("from a import *", Import("a")),
+        ("from . import a", Import("", ("a",), 1)),
+        ("from ..a import b", Import("a", ("b",), 2)),
+    ],
+)
+def test_what_is_imported_from_a_module_may_be_one(text: str, expected: Import) -> None:
+    assert find_imports(text) == (expected,)
+
+
+@pytest.mark.parametrize("text", ["x = (", "\0", "import"])
+def test_a_text_that_is_no_python_is_refused(text: str) -> None:
+    with pytest.raises((SyntaxError, ValueError)):
+        find_imports(text)
+
+
+def test_what_a_function_imports_counts_if_its_package_is_imported_anyway() -> None:
+    text = "import a\ndef f():\n    import a.b, c, torch.nn\n    from . import own\n"
+    assert [one.module for one in worth_preloading(find_imports(text))] == ["a", "a.b", "torch.nn"]
+
+
+def test_what_torch_imports_at_a_first_step_follows_it() -> None:
+    names = with_later_imports(["json", "torch.nn", "json"])
+    assert names[:2] == ("json", "torch.nn")
+    assert "torch._dynamo" in names
+    assert with_later_imports(["json"]) == ("json",)

@@ -14,7 +14,7 @@ from dsl.launchers.table import starts_of
 from dsl.plan.job import plan_job
 
 if TYPE_CHECKING:
-    from dsl.model.remote import LauncherName
+    from dsl.plan.remote import LauncherName
 
 KEY: Any = (("KEY", "s3cret"),)
 AGENT = "/opt/py -m dsl_launcher.node --connect 10.0.0.1:7"

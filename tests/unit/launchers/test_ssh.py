@@ -9,29 +9,15 @@ from tests.support.launchers import starts
 from tests.support.machine import make_facts
 from tests.support.requests import make_request
 
+from dsl.launchers.ssh import ssh_command
 from dsl.launchers.table import starts_of
 from dsl.plan.job import plan_job
 
 HOSTS = {"a": 2, "b": 1}
-OPTIONS = [
-    "-T",
-    "-x",
-    "-a",
-    "-e",
-    "none",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ClearAllForwardings=yes",
-    "-o",
-    "ControlMaster=no",
-    "-o",
-    "ConnectTimeout=15",
-    "-o",
-    "ServerAliveInterval=5",
-    "-o",
-    "ServerAliveCountMax=3",
-]
+SETTINGS = {"BatchMode": "yes", "ClearAllForwardings": "yes", "ControlMaster": "no"}
+SETTINGS |= {"ConnectTimeout": "15", "ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
+OPTIONS = ["-T", "-x", "-a", "-e", "none"]
+OPTIONS += [word for name, value in SETTINGS.items() for word in ("-o", f"{name}={value}")]
 WORDS = ["exec", "/opt/py", "-m", "dsl_launcher.node", "--connect", "10.0.0.1:7"]
 
 
@@ -75,6 +61,16 @@ def test_users_and_addresses(name: str, given: str) -> None:
     assert one.argv[-2] == given
 
 
+def test_another_program_gets_the_names_of_hosts_and_a_line_for_their_shells() -> None:
+    """Neither options of ssh nor words for it; a name stays one word."""
+    way = ("kubectl", "exec", "-i", "pod/{host}", "--", "sh", "-c")
+    first, second = starts("ssh", {"a": 1, "[fd00::2]": 1}, program=way, ssh_port=6)
+    assert first.argv[:-1] == ("kubectl", "exec", "-i", "pod/a", "--", "sh", "-c")
+    assert second.argv[3] == "pod/fd00::2"
+    assert first.argv[-1] == starts("ssh", {"a": 1})[0].argv[-1]
+    assert first.speaks
+
+
 def test_every_host_has_its_interpreter() -> None:
     found = starts("ssh", HOSTS, pythons=("/a/py", "/my env's/py"))
     assert [shlex.split(one.argv[-1])[1] for one in found] == ["/a/py", "/my env's/py"]
@@ -107,3 +103,23 @@ def test_with_more_hosts_than_ssh_reaches_at_once_agents_stay_behind() -> None:
             assert (start.speaks, start.detaches, start.node_rank) == (not is_many, is_many, place)
             assert ("--detach" in start.argv[-1].split(), start.env) == (is_many, ())
             assert start.argv[-1].endswith(f" --place {place}")
+
+
+def test_options_come_before_the_host_and_nothing_of_it_is_one() -> None:
+    words = ssh_command("me@n1", ("ls", "-l"), 2222)
+    end = words.index("--")
+    assert words[0] == "ssh"
+    assert words[end - 2 : end] == ("-p", "2222")
+    assert "BatchMode=yes" in words[:end]
+    assert words[end + 1] == "me@n1"
+    assert len(words) == end + 3
+    assert "-p" not in ssh_command("n1", ("ls", "-l"))
+    assert ssh_command("[fd00::1]", ("ls",))[-2] == "fd00::1"
+
+
+def test_no_shell_on_the_way_sees_a_line_break() -> None:
+    """Shells spell them differently."""
+    for words in (("a\nb", "\r\n"), ("echo a\necho b",)):
+        line = ssh_command("n1", words)[-1]
+        assert "\n" not in line
+        assert "\r" not in line

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.support.machine import read_topology
 
-from dsl.machine.cpus import (
-    Cpus,
-    NumaNode,
-    Topology,
-    parse_kernel_list,
-)
+from dsl.machine.kernel import Cpus, NumaNode, Topology, parse_kernel_list
 
 
 @pytest.mark.parametrize(
@@ -106,13 +102,6 @@ def test_a_kernel_without_the_deprecated_name_knows_cores_all_the_same(tmp_path:
     assert read_topology([0, 1], root).cores == ((0, 1),)
 
 
-def test_this_machine_has_a_core_for_every_cpu_we_may_use() -> None:
-    import os
-
-    allowed = os.sched_getaffinity(0)
-    assert allowed <= {cpu for core in read_topology(allowed).cores for cpu in core}
-
-
 def test_packages_and_last_level_caches_are_told_once_each(tmp_path: Path) -> None:
     files = {}
     for cpu in range(8):
@@ -139,11 +128,10 @@ def test_old_kernels_have_another_name_for_the_cpus_of_a_package(tmp_path: Path)
     assert Cpus(root, [1]).packages == ((0, 1),)
 
 
-def test_this_machine_has_its_packages_and_caches_around_its_cores() -> None:
-    import os
-
+def test_this_machine_has_a_core_for_every_cpu_we_may_use_and_packages_and_caches_around_them() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     cores = read_topology(allowed).cores
+    assert set(allowed) <= {cpu for core in cores for cpu in core}
     for groups in (Cpus().packages, Cpus().caches):
         for group in groups:
             assert all(set(core) <= set(group) or not set(core) & set(group) for core in cores)

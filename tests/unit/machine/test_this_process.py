@@ -1,16 +1,30 @@
-"""What this machine and this process are called, their files, streams and CPUs."""
+"""What this machine and this process are called, their files, streams, CPUs and ports."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dsl.errors import PortError
 from dsl.facts import this_machine
-from dsl.machine.this_process import is_this_machine, read_input, read_text, stream_kind, temp_dir
+from dsl.machine import (
+    is_this_machine,
+    name_port_holder,
+    pick_free_port,
+    port_is_free,
+    read_input,
+    read_text,
+    stream_kind,
+    temp_dir,
+)
+
+HOST = os.uname().nodename
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP", ""])
@@ -55,16 +69,15 @@ def test_a_pipe_is_read_once_and_its_text_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["localhost", os.uname().nodename, f"user@{os.uname().nodename}", "127.0.0.1"]
+    "name, is_ours",
+    [
+        *[(name, True) for name in ("localhost", "127.0.0.1", HOST, f"user@{HOST}")],
+        *[(name, False) for name in ("192.0.2.1", "node[1-3]", "no-such-host.invalid", "x" * 300, "\udce9")],
+    ],
 )
-def test_names_and_addresses_of_this_machine(name: str) -> None:
-    assert is_this_machine(name)
-
-
-@pytest.mark.parametrize("name", ["192.0.2.1", "node[1-3]", "no-such-host.invalid", "x" * 300, "\udce9"])
-def test_names_and_addresses_of_others(name: str) -> None:
+def test_names_and_addresses_of_this_machine(name: str, *, is_ours: bool) -> None:
     """192.0.2.0/24 is set aside for documentation (RFC 5737), .invalid for no host (RFC 2606)."""
-    assert not is_this_machine(name)
+    assert is_this_machine(name) is is_ours
 
 
 def test_what_our_own_streams_are() -> None:
@@ -91,3 +104,49 @@ def test_the_facts_of_this_machine() -> None:
     assert facts.names.random() != facts.names.random()
     assert facts.cpus.topology.numa_nodes == facts.cpus.numa_nodes
     assert facts.environ is os.environ
+
+
+@pytest.fixture(params=["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::"])
+def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """A socket that listens the way a store does, on one address or all."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.socket(family) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((request.param, 0))
+        except OSError:
+            pytest.skip("needs a kernel with IPv6")
+        server.listen()
+        yield server
+
+
+def test_a_port_is_taken_while_anyone_listens_on_it_and_the_listener_is_named(
+    listener: socket.socket,
+) -> None:
+    port = listener.getsockname()[1]
+    assert not port_is_free(port)
+    assert name_port_holder(port).startswith(f"pid {os.getpid()} (")
+    listener.close()
+    assert port_is_free(port)
+
+
+def test_a_port_that_is_picked_is_free() -> None:
+    port = pick_free_port()
+    assert 1024 <= port <= 65535
+    assert port_is_free(port)
+
+
+def test_a_port_that_needs_rights_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_port: int) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dsl.machine.probe_port", refuse)
+    with pytest.raises(
+        PortError, match="cannot listen on master port 80: permission denied, choose one above 1023"
+    ):
+        port_is_free(80)
+
+
+def test_without_psutil_the_holder_stays_unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert name_port_holder(29500).startswith("another process (psutil")

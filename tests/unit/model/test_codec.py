@@ -13,13 +13,7 @@ from tests.support.outcome import assert_one_line, error_of
 from dsl._record import Record, fields, scope
 from dsl.control.messages import TO_AGENT, TO_HEAD
 from dsl.errors import JobFormatError
-from dsl.model.codec import (
-    fields_from_plain,
-    from_json,
-    from_plain,
-    to_json,
-    to_plain,
-)
+from dsl.model.codec import LONGEST_LINE, Lines, fields_from_plain, from_json, from_plain, to_json, to_plain
 from dsl.model.job import Host, Job, MeetingPoint, Notice, Pairs
 from dsl.model.request import (
     LEVELS,
@@ -174,7 +168,6 @@ def test_what_a_job_may_hold_can_be_read_by_the_annotation_of_each_field() -> No
 )
 def test_bytes_that_are_no_job_are_refused_in_one_line(data: bytes, said: str) -> None:
     message = error_of(JobFormatError, read_job, data)
-    assert message is not None
     assert said in message
     assert_one_line(message)
 
@@ -182,7 +175,7 @@ def test_bytes_that_are_no_job_are_refused_in_one_line(data: bytes, said: str) -
 @given(st.binary(max_size=64))
 def test_whatever_bytes_come_they_are_read_or_refused(data: bytes) -> None:
     message = error_of(JobFormatError, read_job, data)
-    assert message is None or "\n" not in message
+    assert "\n" not in message
 
 
 class Sample(Record):
@@ -237,7 +230,7 @@ class Sample(Record):
 def test_a_value_that_does_not_fit_its_annotation_is_named(field: str, value: object, shown: str) -> None:
     plain = from_json(to_json({"Sample": {field: value}}))
     error = error_of(JobFormatError, from_plain, plain, {"Sample": Sample})
-    assert error == (f"{field} of Sample is {shown}" if shown else None)
+    assert error == (f"{field} of Sample is {shown}" if shown else "")
 
 
 def test_a_record_of_each_kind_of_field_comes_back_as_it_was_written() -> None:
@@ -252,3 +245,15 @@ def test_a_number_without_a_bound_is_none(bad: str) -> None:
     data = b'{"Sample":{"number":' + bad.encode() + b"}}"
     error = error_of(JobFormatError, lambda: from_plain(from_json(data), {"Sample": Sample}))
     assert error in ("it is not JSON", "number of Sample is inf")
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b"7", b'"Notice"', b"\xff", b"[" * 100_000])
+def test_what_is_no_record_is_refused(line: bytes) -> None:
+    assert error_of(JobFormatError, Lines(Lines).feed, line + b"\n")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_without_an_end_takes_no_more_memory_than_is_allowed(end: bytes) -> None:
+    lines = Lines()
+    assert lines.feed(b"x" * LONGEST_LINE) == []
+    assert error_of(JobFormatError, lines.feed, b"x" + end) == f"it is longer than {LONGEST_LINE} bytes"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import LogDirError, LogDirIsFileError
+from dsl.output import flat_error_file
 from dsl.output.folders import (
     link_latest,
     make_log_dir,
@@ -17,7 +18,6 @@ from dsl.output.folders import (
     remove_run_dir,
     unlink_latest,
 )
-from dsl.output.routes import flat_error_file
 
 
 def test_the_directory_is_made_with_its_parents_and_kept_when_there(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ def folders(tmp_path: Path) -> Iterator[JobFolders]:
 
 
 def found(folders: JobFolders, pid: str = "") -> BackgroundJob:
-    """The job that is found."""
     job = folders.find(pid)
     assert job is not None
     return job

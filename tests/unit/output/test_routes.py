@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import string
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsl.errors import OptionError
-from dsl.machine.this_process import Console
+from dsl.machine import Console
 from dsl.model.job import INHERIT, Route
 from dsl.model.request import OutputRequest
-from dsl.output.plugin import StreamFile, StreamFiles, WorkerFiles
-from dsl.output.routes import (
+from dsl.output import (
     OutputPlan,
     Shown,
     needs_run_dir,
+    parse_words,
     plan_output,
     run_dirs,
-    with_stream_files,
     without_files,
 )
+from dsl.output.grammar import fill_template, parse_local_ranks, parse_streams
+from dsl.output.plugin import StreamFile, StreamFiles, WorkerFiles, with_stream_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 PIPE = Console("other", "other")
 TERMINAL = Console("terminal", "terminal")
@@ -49,6 +55,11 @@ def test_a_worker_that_is_alone_has_our_own_streams() -> None:
     assert _plan(1) == OutputPlan(((INHERIT, INHERIT),), ("",), 0)
     terminal = Route(inherit=True, terminal=True)
     assert _plan(1, TERMINAL) == OutputPlan(((terminal, terminal),), ("",), 0)
+    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}>"}
+    assert _plan(1, PIPE, template).routes == ((INHERIT, INHERIT),)
+    told = _plan(1, PIPE, template, template="<${rank}>")
+    assert (told.routes, told.prefixes) == (_plan(1, tag="always").routes, ("<0>",))
+    assert told.routes != ((INHERIT, INHERIT),)
 
 
 def test_several_workers_share_the_console_line_by_line() -> None:
@@ -139,6 +150,41 @@ def test_the_console_can_be_left_to_some_ranks() -> None:
     assert kept == (Route(_files(1)[0]), Route(_files(1)[1]))
 
 
+@pytest.mark.parametrize(
+    "asked, seen",
+    [
+        ({"global_ranks": "0,9-10"}, [False, True, True, False]),
+        ({"global_ranks": "9-10", "local_ranks": "0,2"}, [False, False, True, False]),
+        ({"global_ranks": "0-7,12-99"}, [False] * 4),
+    ],
+)
+def test_the_console_can_be_left_to_some_global_ranks(asked: dict[str, Any], seen: list[bool]) -> None:
+    plan = _plan(0, ranks=(8, 9, 10, 11), world_size=16, log_dir="/logs", **asked)
+    assert [stdout.console is not None for stdout, _ in plan.routes] == seen
+    assert [stdout.path for stdout, _ in plan.routes] == [_files(local)[0] for local in range(4)]
+
+
+def test_the_ranks_of_the_attempt_count() -> None:
+    attempts = [_plan(0, ranks=ranks, world_size=4, global_ranks="2") for ranks in ((0, 1), (2, 3))]
+    assert [plan.routes[0][0].console for plan in attempts] == [None, 1]
+
+
+def test_a_worker_that_a_plug_in_shows_is_hidden_by_its_global_rank() -> None:
+    request = without_files(OutputRequest(logs_specs="mine", local_ranks="0", global_ranks="5"))
+    ours = plan_output(request, Shown((4, 5), 8, {}), PIPE)
+    files = [WorkerFiles(StreamFile("/a", is_shown=True), StreamFile(on_console=True), None, {})] * 2
+    made = with_stream_files(ours, StreamFiles(tuple(files)), PIPE)
+    assert [[one.console for one in pair if one] for pair in made.routes] == [[None, None], [1, 2]]
+
+
+@pytest.mark.parametrize("asked", [{"stdin": "5"}, {}])
+def test_the_worker_that_reads_a_terminal_is_shown_whatever_its_rank(asked: dict[str, Any]) -> None:
+    console = Console("terminal", "terminal", stdin_is_terminal=True)
+    plan = _plan(0, console, ranks=(4, 5, 6), world_size=8, global_ranks="6", **asked)
+    assert plan.stdin == (1 if asked else 2)
+    assert [stdout.console for stdout, _ in plan.routes] == [None, 1 if asked else None, 1]
+
+
 def test_each_rank_logs_join_both_streams() -> None:
     request = OutputRequest()
     made = plan_output(request, Shown(range(2), 2, {}, each_rank_logs=("/a", "/b")), PIPE)
@@ -164,11 +210,6 @@ def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[boo
         (Route(path, 1, prefix=prefix) if show else Route(path), None)
         for path, show, prefix in zip(("/a", "/b"), shown, prefixes, strict=True)
     )
-
-
-def test_a_bad_map_is_refused_for_joined_streams_too() -> None:
-    with pytest.raises(OptionError, match="--tee 'x'"):
-        plan_output(OutputRequest(tee="x"), Shown(range(1), 1, {}, each_rank_logs=("/a",)), PIPE)
 
 
 def test_words_make_a_file_for_each_stream_that_has_some() -> None:
@@ -357,7 +398,86 @@ def test_files_of_a_plug_in_replace_ours_and_the_console_stays_as_it_was() -> No
     assert (made.prefixes, made.stdin) == (ours.prefixes, ours.stdin)
 
 
-def test_a_plug_in_answers_for_every_worker() -> None:
-    ours = plan_output(OutputRequest(), Shown(range(2), 2, {}), PIPE)
-    with pytest.raises(ValueError, match="zip"):
-        with_stream_files(ours, StreamFiles(()), PIPE)
+def test_a_template_without_a_variable_stays_as_it_is() -> None:
+    assert fill_template("plain", "default", 1, 2, "h") == "plain"
+    assert fill_template("$hostname:$${rank}:${rank} ", "default", 1, 2, "h") == "h:${rank}:1 "
+    assert fill_template("${host}/${local_rank} ${hosts}", "default", 1, 2, "n-3") == "n-3/2 ${hosts}"
+    assert fill_template("$${time} ${time}|", "default", 1, 2, "h") == "${time} HH:MM:SS.mmm|"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("4", "expected 0, 1, 2 or 3"),
+        ("x", "expected 0, 1, 2 or 3"),
+        ("0:7", "not '0:7'"),
+        ("0:1,", "not ''"),
+        ("0:1,0:2", "local rank 0 is there twice"),
+        ("-1:1", "not '-1:1'"),
+        ("\u0661:1", "expected"),
+        ("0-3:1", "not '0-3:1'"),
+        ("rank:1", "not 'rank:1'"),
+        ("rank3-1:1", "not 'rank3-1:1'"),
+        ("ranks3:1", "not 'ranks3:1'"),
+        ("rank3:4", "not 'rank3:4'"),
+        ("rank0-7:1,3:1,rank5-9:3", "rank 5 is there twice"),
+        (f"rank0-{'9' * 5000}:1", "expected"),
+        (f"{'9' * 5000}:1", "expected"),
+    ],
+)
+def test_a_bad_stream_map_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        parse_streams(text, "--tee")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("--tee")
+
+
+@given(st.dictionaries(st.integers(0, 5000), st.integers(0, 3), min_size=1))
+def test_a_stream_map_says_what_was_written(streams: dict[int, int]) -> None:
+    for word in ("", "rank"):
+        parsed = parse_streams(",".join(f"{word}{rank}:{value}" for rank, value in streams.items()), "-r")
+        other = max(streams) + 1
+        places = {rank: (other, rank) if word else (rank, other) for rank in streams}
+        assert {rank: parsed(*place) for rank, place in places.items()} == streams
+        assert parsed(other, other) == 0
+
+
+def test_a_global_rank_counts_before_a_local_one() -> None:
+    parsed = parse_streams("0:1,rank8-9:2,rank4:0,1:3", "-r")
+    assert [parsed(*place) for place in ((0, 0), (1, 1), (0, 4), (0, 8), (1, 9), (1, 10), (2, 11))] == [
+        *(1, 3, 0, 2, 2, 3, 0)
+    ]
+
+
+def test_files_are_for_the_ranks_that_the_maps_name() -> None:
+    asked: dict[str, Any] = {"log_dir": "/logs", "redirects": "0:2", "tee": "rank5:3"}
+    routes = _plan(0, ranks=(4, 5), world_size=8, **asked).routes
+    shown = Route(console=1)
+    out, err = _files(1)
+    assert routes[0] == (shown, Route(_files(0)[1]))
+    assert routes[1] == (Route(out, 1, prefix="[default1]:"), Route(err, 2, prefix="[default1]:"))
+    joined = Shown((4, 5), 8, {}, each_rank_logs=("/a", "/b"))
+    made = plan_output(OutputRequest(tee="rank5:1"), joined, PIPE)
+    assert [stdout.console for stdout, _ in made.routes] == [None, 1]
+
+
+@given(st.text(alphabet=string.printable, max_size=12))
+def test_any_text_is_a_map_or_a_usage_error(text: str) -> None:
+    with contextlib.suppress(OptionError):
+        assert parse_streams(text, "-r")(0, 0) in {0, 1, 2, 3}
+
+
+def test_a_list_of_local_ranks() -> None:
+    assert parse_local_ranks("0, 12,3,0") == {0, 12, 3}
+
+
+@pytest.mark.parametrize("text, fault", [("0,a", "a"), (",", ""), ("0,,1", ""), ("-1", "-1"), ("0:1", "0:1")])
+def test_a_bad_list_of_local_ranks_is_one_line(text: str, fault: str) -> None:
+    """torchrun refuses an empty item, too: it would hide everything."""
+    with pytest.raises(OptionError, match=f"--local-ranks-filter '{text}': .*not '{fault}'"):
+        parse_local_ranks(text)
+
+
+def test_two_commas_are_one_in_a_word() -> None:
+    assert parse_words("x,,y,z,") == ("x,y", "z")
+    assert parse_words("") == ()

@@ -6,7 +6,7 @@ import pytest
 from tests.support.machine import make_facts
 from tests.support.requests import make_request, plan_of
 
-from dsl.plan.account import MOST_COMMANDS
+from dsl.plan.node import MOST_COMMANDS
 
 ALL_WORKERS = (
     "variables for all workers: CROSS_RANK, CROSS_SIZE, CUDA_VISIBLE_DEVICES, LOCAL_SIZE, "

@@ -14,8 +14,8 @@ from dsl._record import replace
 from dsl.errors import OptionError, PortError, UsageError
 from dsl.model.job import NodePlan
 from dsl.model.request import DebugRequest, Program
-from dsl.plan.debugging import attach_notices, check_ports, debug_ranks, is_debugged
 from dsl.plan.job import plan_job
+from dsl.plan.starting import attach_notices, check_ports, debug_ranks, is_debugged
 
 HOSTS = "here slots=2\nn1 slots=2\n"
 
@@ -24,13 +24,6 @@ def planned(count: int = 3, attempt: int = 0, **wishes: Any) -> NodePlan:
     facts = make_facts(taken=wishes.pop("taken", ()), environ={"HOME": "/me"})
     wishes.setdefault("ranks", "1")
     return plan_of(make_request("torch", "t.py", "a", nproc_per_node=str(count), **wishes), facts, attempt)
-
-
-def refusal(**wishes: Any) -> str:
-    text = error_of(UsageError, lambda: planned(**wishes))
-    assert text is not None
-    assert_one_line(text)
-    return text
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,9 @@ def test_a_module_an_address_a_port_and_the_wish_to_wait() -> None:
     ],
 )
 def test_what_cannot_be_debugged_is_refused_in_one_line(wishes: dict[str, Any], said: str) -> None:
-    assert said in refusal(**wishes)
+    text = error_of(UsageError, lambda: planned(**wishes))
+    assert said in text
+    assert_one_line(text)
 
 
 def test_a_port_that_somebody_has_is_refused_before_the_first_start_alone() -> None:
@@ -111,7 +106,7 @@ def test_a_fork_server_forks_the_others() -> None:
 
 def told(plan: NodePlan, **wishes: Any) -> list[str]:
     job = plan_job(make_request("torch", **wishes), make_facts()).job
-    return [one.line for one in attach_notices(plan, job)]
+    return [one.line for one in attach_notices(replace(plan, job=job))]
 
 
 def configurations(lines: list[str]) -> list[dict[str, Any]]:
@@ -222,7 +217,6 @@ def test_what_cannot_be_reached_from_here_is_refused_in_one_line(
     hosts: str, wishes: dict[str, Any], said: str
 ) -> None:
     text = error_of(UsageError, lambda: everywhere(hosts, **wishes))
-    assert text is not None
     assert_one_line(text)
     assert said in text
 

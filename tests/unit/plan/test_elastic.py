@@ -11,8 +11,8 @@ from dsl._record import replace
 from dsl.cli import deepspeed
 from dsl.errors import OptionError
 from dsl.model.job import Meeting
-from dsl.plan.elastic import choose_hosts
 from dsl.plan.job import JobPlan, plan_job
+from dsl.plan.remote import choose_hosts
 from dsl.plan.worker import DEEPSPEED, ELASTIC, group_environment, worker_environment
 
 HOSTS = "n0 slots=2\nn1 slots=2\nn2 slots=2\nn3 slots=2\n"
@@ -57,7 +57,7 @@ def test_a_job_over_a_hostfile_is_for_the_head() -> None:
     plan = planned("-H", "/hosts", "--num_nodes", "2:3")
     assert plan.remote is not None
     assert (plan.remote.least_nodes, plan.remote.most_nodes, plan.remote.per_node) == (2, 3, True)
-    assert plan.remote.gives_up
+    assert plan.job.gives_up
     assert (plan.job.meeting.kind, plan.job.node_count, len(plan.job.hosts)) == ("static", 4, 4)
     assert (plan.job.max_restarts, plan.job.role, plan.job.program.local_rank_option) == (100, "trainer", "")
     assert plan.job.flavour == ELASTIC
@@ -65,8 +65,7 @@ def test_a_job_over_a_hostfile_is_for_the_head() -> None:
 
 def test_restarts_that_are_counted_out_are_all_spent() -> None:
     plan = planned("-H", "/hosts", "--max-restarts", "3")
-    assert plan.remote is not None
-    assert (plan.job.max_restarts, plan.remote.gives_up) == (3, False)
+    assert (plan.job.max_restarts, plan.job.gives_up) == (3, False)
 
 
 def test_a_number_of_hosts_is_a_part_of_the_hostfile_and_a_range_is_not() -> None:

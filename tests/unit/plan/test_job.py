@@ -69,12 +69,8 @@ def test_a_machine_without_a_gpu_runs_one_worker_and_says_nothing() -> None:
     plan = _node()
     (worker,) = plan.workers
     assert worker.argv == ("/opt/python", "-u", "t.py", "--local_rank=0", "a b", "")
-    assert (plan.host, plan.master_addr, plan.master_port, plan.world_size) == (
-        "localhost",
-        "127.0.0.1",
-        29500,
-        1,
-    )
+    assert (plan.host, plan.meeting.world_size) == ("localhost", 1)
+    assert (plan.meeting.address, plan.meeting.port) == ("127.0.0.1", 29500)
     assert _notices(plan, "info", "warning") == [ON_THE_CPU]
 
 
@@ -221,125 +217,94 @@ def test_names_are_not_looked_up_where_an_option_picks_the_devices() -> None:
     assert planned.job.hosts[0].slots == (0, 1)
 
 
+MASKED = {
+    ("2", None): "2 and using only those devices",
+    ("2,3,1", 2): "2,3,1 and using only the first 2 of those devices",
+    ("MIG-a,MIG-b", 1): "MIG-a,MIG-b and using only the first of those devices",
+}
+LOST = "unable to find hostfile mine, will proceed with training with local resources only"
+IGNORED = "detected CUDA_VISIBLE_DEVICES=2 but ignoring it because --exclude was given"
+THREE = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "3"}
+
+
+@pytest.mark.parametrize("mask, count", MASKED)
+def test_the_user_is_told_of_a_mask(mask: str, count: int | None) -> None:
+    told = _notices(
+        _node({"CUDA_VISIBLE_DEVICES": mask}, cuda=4, num_gpus=count), "detail", "info", "warning"
+    )
+    assert told == [f"detected CUDA_VISIBLE_DEVICES={MASKED[mask, count]}"]
+
+
 @pytest.mark.parametrize(
-    "environ, wish, notices",
+    "environ, wish, notice",
     [
-        ({"CUDA_VISIBLE_DEVICES": "2"}, {}, ["detected CUDA_VISIBLE_DEVICES=2 and using only those devices"]),
-        (
-            {"CUDA_VISIBLE_DEVICES": "2,3,1"},
-            {"num_gpus": 2},
-            ["detected CUDA_VISIBLE_DEVICES=2,3,1 and using only the first 2 of those devices"],
-        ),
-        (
-            {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"},
-            {"num_gpus": 1},
-            ["detected CUDA_VISIBLE_DEVICES=MIG-a,MIG-b and using only the first of those devices"],
-        ),
-        (
-            {"CUDA_VISIBLE_DEVICES": "2"},
-            {"exclude": "localhost:0"},
-            ["detected CUDA_VISIBLE_DEVICES=2 but ignoring it because --exclude was given"],
-        ),
-        ({"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "3"}, {}, ["LOCAL_SIZE=3 sets the number of workers"]),
-        ({"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "3"}, {"num_gpus": 2}, []),
-        ({}, {"taken": [29500]}, [f"master port 29500 is taken, using {FREE_PORT}"]),
-        ({}, {"master_addr": "m"}, ["--master_addr m is not used: without a hostfile it is 127.0.0.1"]),
-        ({}, {"master_addr": "localhost"}, []),
-        ({}, {"node_rank": 1}, ["--node_rank has no effect without --no_ssh"]),
-        ({}, {"bind_core_list": "0"}, ["--bind_core_list has no effect without --bind_cores_to_rank"]),
-        (
-            {},
-            {"hostfile": "mine"},
-            ["unable to find hostfile mine, will proceed with training with local resources only"],
-        ),
-        ({}, {"bind_cores_to_rank": True, "num_gpus": 2}, ["cores bound to each worker: 4"]),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, {"exclude": "localhost:0"}, IGNORED),
+        (THREE, {}, "LOCAL_SIZE=3 sets the number of workers"),
+        (THREE, {"num_gpus": 2}, None),
+        ({}, {"taken": [29500]}, f"master port 29500 is taken, using {FREE_PORT}"),
+        ({}, {"master_addr": "m"}, "--master_addr m is not used: without a hostfile it is 127.0.0.1"),
+        ({}, {"master_addr": "localhost"}, None),
+        ({}, {"node_rank": 1}, "--node_rank has no effect without --no_ssh"),
+        ({}, {"bind_core_list": "0"}, "--bind_core_list has no effect without --bind_cores_to_rank"),
+        ({}, {"hostfile": "mine"}, LOST),
+        ({}, {"restart_on": (1,)}, "--restart-on has no effect without --max-restarts"),
+        ({}, {"give_up_on": (1,), "max_restarts": 0}, "--give-up-on has no effect without --max-restarts"),
+        ({}, {"give_up_on": (1,), "restart_on": (2,), "max_restarts": 1}, None),
+        ({}, {"bind_cores_to_rank": True, "num_gpus": 2}, "cores bound to each worker: 4"),
     ],
 )
-def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], notices: list[str]) -> None:
-    assert _notices(_node(environ, **{"cuda": 4, **wish}), "detail", "info", "warning") == notices
+def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], notice: str | None) -> None:
+    told = _notices(_node(environ, **{"cuda": 4, **wish}), "detail", "info", "warning")
+    assert told == ([] if notice is None else [notice])
+
+
+ELASTIC = {"elastic_training": True, "master_addr": "m"}
+OF_TWO_HOSTS = {"hostfile": "H"}
+OVER = {"environ": {"CUDA_VISIBLE_DEVICES": "3,0"}}
+BOUND = {"bind_cores_to_rank": True}
+UNKNOWN = "unknown launcher 'x', expected one of pdsh, openmpi, mvapich"
+HIDDEN = "--num_gpus 3 is too many: CUDA_VISIBLE_DEVICES=3,0 shows 2 devices, give fewer, or correct"
+BETA = "--num_gpus 3 is too many: host 'beta' has slots 0 to 1"
+REFUSED: dict[type[DslError], list[tuple[dict[str, Any], str]]] = {
+    OptionError: [
+        ({"elastic_training": True}, "master addr is required when elastic training is enabled"),
+        ({**ELASTIC, "no_local_rank": True}, "--no_local_rank"),
+        ({**ELASTIC, "num_nodes": 3, "max_nodes": 2}, "--num_nodes 3:2: MIN"),
+        ({"heartbeat_s": 0.5}, "--heartbeat 0.5: it must be 1 to 999999999 seconds"),
+        ({**OF_TWO_HOSTS, "no_ssh": True, "node_rank": 0}, "--no_ssh needs --master_addr"),
+        ({**NO_SSH, "node_rank": None}, "launching training without ssh, but --node_rank is not set"),
+    ],
+    UnsupportedError: [({"autotuning": "tune"}, "--autotuning runs many jobs")],
+    HostfileError: [({"hostfile": "bad"}, "bad line 1: ")],
+    FilterError: [
+        ({"num_gpus": 5}, "--num_gpus 5 is too many: host 'localhost' has slots 0 to 3"),
+        ({**OVER, "num_gpus": 3}, HIDDEN),
+        ({"include": "localhost:4"}, "no slot '4' specified on host 'localhost'"),
+        ({"exclude": "localhost"}, "nothing is left to start: --exclude localhost leaves no slot"),
+        ({"hostfile": "none"}, "nothing is left to start: hostfile none leaves no slot"),
+        ({"num_gpus": 65537}, "--num_gpus 65537 is too many: a host can have 65536 at most"),
+        ({**OF_TWO_HOSTS, "num_nodes": 3}, "--num_nodes 3 is more than the hosts that H leaves: 2"),
+        ({**OF_TWO_HOSTS, "num_gpus": 3}, BETA),
+        ({**OF_TWO_HOSTS, "num_gpus": 3, "cuda": 0}, BETA),
+        ({**NO_SSH, "hostfile": "some", "node_rank": 1}, "host 'b' has no slots in some"),
+    ],
+    PortError: [
+        ({"master_port": 29501}, "master port 29501 is taken by pid 9 (python old.py); choose another"),
+        ({"master_port": 65536}, "--master_port 65536 is not a port, expected 1 to 65535, or 0 for"),
+        ({"ssh_port": 0}, "--ssh_port 0 is not a port, expected 1 to 65535"),
+        ({**NO_SSH, "node_rank": 0, "master_port": 29501}, "master port 29501 is taken"),
+        ({**NO_SSH, "node_rank": 0, "taken": [29500]}, "master port 29500 is taken"),
+    ],
+    LauncherError: [({"force_multi": True, "launcher": "x"}, UNKNOWN), ({"launcher": "x"}, UNKNOWN)],
+    PlacementError: [({**BOUND, "bind_core_list": "0-8"}, "core list '0-8': this process may not")],
+}
 
 
 @pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
-    "wish, kind, message",
-    [
-        ({"elastic_training": True}, OptionError, "master addr is required when elastic training is enabled"),
-        (
-            {"elastic_training": True, "master_addr": "m", "no_local_rank": True},
-            OptionError,
-            "--no_local_rank",
-        ),
-        (
-            {"elastic_training": True, "master_addr": "m", "num_nodes": 3, "max_nodes": 2},
-            OptionError,
-            "--num_nodes 3:2: MIN",
-        ),
-        ({"autotuning": "tune"}, UnsupportedError, "--autotuning runs many jobs"),
-        ({"hostfile": "bad"}, HostfileError, "bad line 1: "),
-        ({"num_gpus": 5}, FilterError, "--num_gpus 5 is too many: host 'localhost' has slots 0 to 3"),
-        (
-            {"num_gpus": 3, "environ": {"CUDA_VISIBLE_DEVICES": "3,0"}},
-            FilterError,
-            "--num_gpus 3 is too many: CUDA_VISIBLE_DEVICES=3,0 shows 2 devices, give fewer, or correct",
-        ),
-        ({"include": "localhost:4"}, FilterError, "no slot '4' specified on host 'localhost'"),
-        (
-            {"exclude": "localhost"},
-            FilterError,
-            "nothing is left to start: --exclude localhost leaves no slot",
-        ),
-        ({"hostfile": "none"}, FilterError, "nothing is left to start: hostfile none leaves no slot"),
-        (
-            {"master_port": 29501},
-            PortError,
-            "master port 29501 is taken by pid 9 (python old.py); choose another",
-        ),
-        (
-            {"force_multi": True, "launcher": "x"},
-            LauncherError,
-            "unknown launcher 'x', expected one of pdsh, ",
-        ),
-        ({"launcher": "x"}, LauncherError, "unknown launcher 'x', expected one of pdsh, openmpi, mvapich"),
-        (
-            {"master_port": 65536},
-            PortError,
-            "--master_port 65536 is not a port, expected 1 to 65535, or 0 for",
-        ),
-        ({"heartbeat_s": 0.5}, OptionError, "--heartbeat 0.5: it must be 1 to 999999999 seconds"),
-        ({"ssh_port": 0}, PortError, "--ssh_port 0 is not a port, expected 1 to 65535"),
-        ({"num_gpus": 65537}, FilterError, "--num_gpus 65537 is too many: a host can have 65536 at most"),
-        (
-            {"hostfile": "H", "num_nodes": 3},
-            FilterError,
-            "--num_nodes 3 is more than the hosts that H leaves: 2",
-        ),
-        (
-            {"hostfile": "H", "num_gpus": 3},
-            FilterError,
-            "--num_gpus 3 is too many: host 'beta' has slots 0 to 1",
-        ),
-        (
-            {"hostfile": "H", "num_gpus": 3, "cuda": 0},
-            FilterError,
-            "--num_gpus 3 is too many: host 'beta' has",
-        ),
-        ({"hostfile": "H", "no_ssh": True, "node_rank": 0}, OptionError, "--no_ssh needs --master_addr"),
-        (
-            {**NO_SSH, "node_rank": None},
-            OptionError,
-            "launching training without ssh, but --node_rank is not set",
-        ),
-        ({**NO_SSH, "node_rank": 0, "master_port": 29501}, PortError, "master port 29501 is taken"),
-        ({**NO_SSH, "node_rank": 0, "taken": [29500]}, PortError, "master port 29500 is taken"),
-        ({**NO_SSH, "hostfile": "some", "node_rank": 1}, FilterError, "host 'b' has no slots in some"),
-        (
-            {"bind_cores_to_rank": True, "bind_core_list": "0-8"},
-            PlacementError,
-            "core list '0-8': this process may not",
-        ),
-    ],
+    "kind, wish, message", [(kind, *row) for kind, rows in REFUSED.items() for row in rows]
 )
-def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: str) -> None:
+def test_what_is_refused(kind: type[DslError], wish: dict[str, Any], message: str) -> None:
     """One line, before anything is started."""
     files = {**TWO_HOSTS, "bad": "x", "none": "here slots=0\n", "some": "a slots=1\nb slots=0\n"}
     with pytest.raises(kind) as caught:
@@ -358,15 +323,10 @@ def test_a_hostfile_with_this_machine_alone_starts_here() -> None:
 def test_one_node_of_several_starts_its_own_part() -> None:
     plan = _node({}, files=TWO_HOSTS, cuda=4, taken=[29500], node_rank=1, **NO_SSH)
     assert [(worker.rank, worker.local_rank) for worker in plan.workers] == [(4, 0), (5, 1)]
-    assert (plan.host, plan.node_rank, plan.world_size) == ("beta", 1, 6)
-    expected = {
-        "CROSS_RANK": "1",
-        "CROSS_SIZE": "2",
-        "LOCAL_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.1",
-        "WORLD_SIZE": "6",
-    }
-    assert {name: plan.env[name] for name in expected} == expected
+    assert (plan.host, plan.meeting.node_rank, plan.meeting.world_size) == ("beta", 1, 6)
+    expected = {"CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "2", "WORLD_SIZE": "6"}
+    assert expected.items() <= plan.env.items()
+    assert plan.env["MASTER_ADDR"] == "10.0.0.1"
 
 
 def test_files_for_the_pid_and_the_output_of_each_rank() -> None:
@@ -431,7 +391,7 @@ def test_joined_files_exclude_files_of_single_streams(asked: dict[str, Any], opt
     [
         ({}, True),
         ({"tee": "0"}, True),
-        ({"log_dir": "logs"}, False),
+        ({"log_dir": "a"}, False),
         ({"stdout_words": "x"}, False),
         ({"tee": "3"}, False),
     ],

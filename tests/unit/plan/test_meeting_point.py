@@ -11,7 +11,7 @@ from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line, error_of
 from tests.support.requests import make_request
 
-from dsl.errors import OptionError, PortError, UsageError
+from dsl.errors import OptionError, PortError
 from dsl.plan.meeting_point import (
     check_meeting,
     meeting_notices,
@@ -64,71 +64,80 @@ def test_the_kind_of_a_job_and_its_meeting_point(
     assert (meeting.address, meeting.port or None) == point
 
 
+MISSPELLED = "backend c10d has no setting 'joint_timeout', did you mean"
+
+
 @pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
-    "wish, kind, said",
+    "wish, said",
     [
-        ({"min_nodes": 0}, OptionError, "--nnodes 0:1: MIN must be at least 1"),
-        ({"min_nodes": 3, "max_nodes": 2}, OptionError, "--nnodes 3:2"),
-        ({"max_nodes": 1 << 23}, OptionError, "at most 65536 nodes can take part"),
-        ({"rdzv_backend": " "}, OptionError, "--rdzv-backend ' ': expected one of static, c10d"),
-        ({**NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "/a"}, OptionError, "--rdzv-endpoint '/a'"),
-        ({"max_nodes": 4, "rdzv_backend": "etcd-v2", "rdzv_endpoint": "h:x"}, OptionError, "'h:x'"),
-        ({"node_rank": 1, "master_port": 7}, OptionError, "--node-rank 1: with 1 node it must be 0"),
-        ({**TWO, "node_rank": 2}, OptionError, "--node-rank 2: with 2 nodes it must be 0 to 1"),
-        ({**TWO, "node_rank": -1}, OptionError, "--node-rank -1"),
-        ({**TWO, "master_port": 65536}, PortError, "--master-port 65536 is not a port"),
-        ({**TWO, "master_port": -1}, PortError, "--master-port -1 is not a port"),
-        (
-            {**TWO, "master_port": 0},
-            PortError,
-            "port 0 of a: a job on several nodes needs the same port on each",
-        ),
-        ({**TWO, "master_port": 0, "node_rank": 1}, PortError, "port 0 of a"),
-        ({**NODES, "rdzv_endpoint": "h"}, OptionError, "--rdzv-endpoint 'h': the port is missing"),
-        ({**NODES, "rdzv_endpoint": "[::1]"}, OptionError, "the port is missing"),
-        ({**NODES, "master_addr": ""}, OptionError, "--master-addr '': expected a host name or an address"),
-        ({**NODES, "master_addr": "h h"}, OptionError, "--master-addr 'h h'"),
-        (
-            {**NODES, "master_addr": "h:7"},
-            OptionError,
-            "--master-addr 'h:7': expected a host name or an address",
-        ),
-        (
-            {**NODES, "rdzv_endpoint": "exec:h:7"},
-            OptionError,
-            "--rdzv-endpoint 'exec:h:7': expected HOST:PORT",
-        ),
-        ({**NODES, "master_addr": "http://h"}, OptionError, "--master-addr 'http://h'"),
-        (
-            {"rdzv_conf": "timeout"},
-            OptionError,
-            "--rdzv-conf 'timeout': expected KEY=VALUE,... but there is 'timeout'",
-        ),
-        (
-            {**NODES, "rdzv_backend": "c10d", "rdzv_conf": "joint_timeout=5"},
-            OptionError,
-            "--rdzv-conf 'joint_timeout=5': backend c10d has no setting 'joint_timeout', did you mean",
-        ),
-        ({"rdzv_conf": "time_out=5"}, OptionError, "backend static has no setting 'time_out', did you mean"),
-        ({"standalone": True, "rdzv_conf": "ishost=1"}, OptionError, "backend c10d has no setting 'ishost'"),
-        ({"rdzv_conf": "a=1,,b=2"}, OptionError, "but there is ''"),
-        ({"rdzv_conf": "=1"}, OptionError, "but there is '=1'"),
-        ({"rdzv_conf": "a="}, OptionError, "but there is 'a='"),
+        ({"min_nodes": 0}, "--nnodes 0:1: MIN must be at least 1"),
+        ({"min_nodes": 3, "max_nodes": 2}, "--nnodes 3:2"),
+        ({"max_nodes": 1 << 23}, "at most 65536 nodes can take part"),
+        ({"rdzv_backend": " "}, "--rdzv-backend ' ': expected one of static, c10d"),
+        ({**NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "/a"}, "--rdzv-endpoint '/a'"),
+        ({"max_nodes": 4, "rdzv_backend": "etcd-v2", "rdzv_endpoint": "h:x"}, "'h:x'"),
+        ({"node_rank": 1, "master_port": 7}, "--node-rank 1: with 1 node it must be 0"),
+        ({**TWO, "node_rank": 2}, "--node-rank 2: with 2 nodes it must be 0 to 1"),
+        ({**TWO, "node_rank": -1}, "--node-rank -1"),
+        ({**TWO, "master_port": 65536}, "--master-port 65536 is not a port"),
+        ({**TWO, "master_port": -1}, "--master-port -1 is not a port"),
+        ({**TWO, "master_port": 0}, "port 0 of a: a job on several nodes needs the same port on each"),
+        ({**TWO, "master_port": 0, "node_rank": 1}, "port 0 of a"),
+        ({**NODES, "rdzv_endpoint": "h"}, "--rdzv-endpoint 'h': the port is missing"),
+        ({**NODES, "rdzv_endpoint": "[::1]"}, "the port is missing"),
+        ({**NODES, "rdzv_endpoint": "exec:h:7"}, "--rdzv-endpoint 'exec:h:7': expected HOST:PORT"),
+        ({**NODES, "master_addr": ""}, "--master-addr '': expected a host name or an address"),
+        ({**NODES, "master_addr": "h h"}, "--master-addr 'h h'"),
+        ({**NODES, "master_addr": "h:7"}, "--master-addr 'h:7': expected a host name or an address"),
+        ({**NODES, "master_addr": "http://h"}, "--master-addr 'http://h'"),
+        ({"rdzv_conf": "timeout"}, "--rdzv-conf 'timeout': expected KEY=VALUE,... but there is 'timeout'"),
+        ({**NODES, "rdzv_backend": "c10d", "rdzv_conf": "joint_timeout=5"}, MISSPELLED),
+        ({"rdzv_conf": "time_out=5"}, "backend static has no setting 'time_out', did you mean"),
+        ({"standalone": True, "rdzv_conf": "ishost=1"}, "backend c10d has no setting 'ishost'"),
+        ({"rdzv_conf": "a=1,,b=2"}, "but there is ''"),
+        ({"rdzv_conf": "=1"}, "but there is '=1'"),
+        ({"rdzv_conf": "a="}, "but there is 'a='"),
     ],
 )
-def test_a_meeting_that_makes_no_sense_is_refused_in_one_line(
-    wish: dict[str, Any], kind: type[UsageError], said: str
-) -> None:
-
+def test_a_meeting_that_makes_no_sense_is_refused_in_one_line(wish: dict[str, Any], said: str) -> None:
     def decide() -> None:
         check_meeting(*ask(**wish))
         meeting_point(*ask(**wish))
 
-    message = error_of(kind, decide)
-    assert message is not None
+    message = error_of(PortError if "port 0 " in said or "not a port" in said else OptionError, decide)
     assert said in message
     assert_one_line(message)
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        ({}, "--spares needs a job of several nodes"),
+        ({"master_addr": "a", "master_port": 7}, "--spares needs a job of several nodes"),
+        ({**NODES, "standalone": True}, "--spares needs a job of several nodes"),
+        ({"rdzv_backend": "c10d"}, "--spares needs a job of several nodes"),
+        (
+            {**NODES, "rdzv_backend": "etcd"},
+            "--spares cannot be used with --rdzv-backend etcd: its nodes meet by",
+        ),
+        ({**NODES, "rdzv_backend": "zeus"}, "--spares cannot be used with --rdzv-backend zeus"),
+        ({"min_nodes": 1, "max_nodes": 65536, "master_addr": "a"}, "--spares 2: it must be 0 to 0"),
+        ({**TWO, "node_rank": 4}, "--node-rank 4: with 2 nodes and 2 spares it must be 0 to 3"),
+    ],
+)
+def test_spares_that_nobody_could_send_are_refused_in_one_line(wish: dict[str, Any], said: str) -> None:
+    message = error_of(OptionError, lambda: check_meeting(*ask(**wish), spares=2))
+    assert said in message
+    assert_one_line(message)
+
+
+@pytest.mark.parametrize(
+    "wish", [{**TWO, "node_rank": 3}, {**NODES, "rdzv_backend": "etcd-v2", "node_rank": 7}]
+)
+def test_spares_of_nodes_that_one_of_them_conducts(wish: dict[str, Any]) -> None:
+    check_meeting(*ask(**wish), spares=2)
+    assert meeting_point(*ask(**wish), spares=2).spares == 2
 
 
 @pytest.mark.parametrize(
@@ -182,13 +191,13 @@ def test_an_endpoint(text: str, expected: tuple[str, int | None]) -> None:
     "text", ["h:", "h:x", "h:65536", "h:123456", "h:-1", "h:٣", ":7", "[]:7", "h/x:7", "::1"]
 )
 def test_an_endpoint_that_is_none(text: str) -> None:
-    assert error_of(OptionError, parse_endpoint, text) is not None
+    assert error_of(OptionError, parse_endpoint, text)
 
 
 @given(st.text(max_size=12))
 def test_whatever_is_given_as_an_endpoint_is_read_or_refused_in_one_line(text: str) -> None:
     message = error_of(OptionError, parse_endpoint, text)
-    if message is None:
+    if not message:
         host, port = parse_endpoint(text)
         assert host
         assert port is None or 0 <= port < 65536
@@ -213,57 +222,47 @@ def test_the_name_of_a_job_is_the_users_unless_the_node_is_alone(wish: dict[str,
     assert run_id(*ask(**wish), make_facts().names.random) == expected
 
 
+STATIC = (
+    "--nnodes 1:3: nodes cannot join later with --rdzv-backend static, the job starts when all 3 are there"
+)
+ALONE = "--nnodes has no effect with --standalone, which is one node"
+C10D: dict[str, Any] = {"rdzv_backend": "c10d"}
+
+
 @pytest.mark.parametrize(
     "wish, said",
     [
         ({}, []),
         ({**TWO, "node_rank": 1, "master_port": 7}, []),
         ({"node_rank": 3}, ["--node-rank has no effect with one node"]),
-        ({"rdzv_backend": "c10d", "node_rank": 3}, ["--node-rank has no effect with --rdzv-backend c10d"]),
-        (
-            {"rdzv_backend": "c10d", "master_port": 7},
-            ["--master-port has no effect with --rdzv-backend c10d"],
-        ),
-        (
-            {"standalone": True, **NODES, "master_port": 7},
-            [
-                "--nnodes has no effect with --standalone, which is one node",
-                "--master-port has no effect with --standalone",
-            ],
-        ),
-        (
-            {"max_nodes": 3},
-            [
-                (
-                    "--nnodes 1:3: nodes cannot join later with --rdzv-backend static, "
-                    "the job starts when all 3 are there"
-                )
-            ],
-        ),
-        ({"max_nodes": 3, "rdzv_backend": "c10d"}, []),
-        *[
-            (
-                {**wish, "rdzv_conf": "rdzv_backend=c10d,timeout=9,overlap_timeout=600"},
-                [
-                    f"--rdzv-conf {key} has no effect: backend {backend} has no such setting"
-                    for key in ("rdzv_backend", "overlap_timeout")
-                ],
-            )
-            for backend, wish in (
-                ("static", {**TWO, "node_rank": 1}),
-                ("static", {}),
-                ("c10d", {"standalone": True}),
-                ("c10d", {**NODES, "rdzv_backend": "c10d"}),
-                ("etcd", {**NODES, "rdzv_backend": "etcd"}),
-            )
-        ],
-        (
-            {"max_nodes": 3, "rdzv_backend": "c10d", "node_rank": 2},
-            ["--node-rank has no effect with --rdzv-backend c10d"],
-        ),
+        ({**C10D, "node_rank": 3}, ["--node-rank has no effect with --rdzv-backend c10d"]),
+        ({**C10D, "master_port": 7}, ["--master-port has no effect with --rdzv-backend c10d"]),
+        ({"standalone": True, **NODES}, [ALONE]),
+        ({"standalone": True, "master_port": 7}, ["--master-port has no effect with --standalone"]),
+        ({"max_nodes": 3}, [STATIC]),
+        ({"max_nodes": 3, **C10D}, []),
+        ({"max_nodes": 3, **C10D, "node_rank": 2}, ["--node-rank has no effect with --rdzv-backend c10d"]),
     ],
 )
 def test_what_has_no_effect_is_said(wish: dict[str, Any], said: list[str]) -> None:
     notices = meeting_notices(*ask(**wish))
     assert [notice.text for notice in notices] == said
     assert {notice.level for notice in notices} <= {"warning"}
+
+
+@pytest.mark.parametrize(
+    "backend, wish",
+    [
+        ("static", {**TWO, "node_rank": 1}),
+        ("static", {}),
+        ("c10d", {"standalone": True}),
+        ("c10d", {**NODES, **C10D}),
+        ("etcd", {**NODES, "rdzv_backend": "etcd"}),
+    ],
+)
+def test_settings_that_a_backend_does_not_have_are_named(backend: str, wish: dict[str, Any]) -> None:
+    notices = meeting_notices(*ask(**wish, rdzv_conf="rdzv_backend=c10d,timeout=9,overlap_timeout=600"))
+    what = f"has no effect: backend {backend} has no such setting"
+    assert [one.text for one in notices] == [
+        f"--rdzv-conf {key} {what}" for key in ("rdzv_backend", "overlap_timeout")
+    ]

@@ -10,8 +10,8 @@ from tests.support.outcome import error_of
 from tests.support.requests import make_request
 
 from dsl.agent.planner import Planner
-from dsl.errors import OptionError, PortError
-from dsl.machine.this_process import Console
+from dsl.errors import PortError
+from dsl.machine import Console
 from dsl.model.job import NodePlan
 from dsl.model.request import Program
 from dsl.plan.job import plan_job
@@ -50,12 +50,12 @@ def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
 def test_a_port_that_was_asked_for_stays_as_long_as_it_is_free() -> None:
     """A job that runs does not end because somebody else has taken its port, if nobody else has to know it."""
     taken = make_facts(taken=(7,))
-    assert [attempt(number, master_port=7).master_port for number in (0, 1)] == [7, 7]
-    assert error_of(PortError, lambda: attempt(0, taken, master_port=7)) is not None
-    assert attempt(1, taken, master_port=7).master_port == FREE_PORT
+    assert [attempt(number, master_port=7).meeting.port for number in (0, 1)] == [7, 7]
+    assert error_of(PortError, lambda: attempt(0, taken, master_port=7))
+    assert attempt(1, taken, master_port=7).meeting.port == FREE_PORT
     shared: dict[str, Any] = {"master_port": 7, "min_nodes": 2, "max_nodes": 2}
-    assert error_of(PortError, lambda: attempt(1, taken, **shared)) is not None
-    assert attempt(1, taken, **shared, node_rank=1).master_port == 7
+    assert error_of(PortError, lambda: attempt(1, taken, **shared))
+    assert attempt(1, taken, **shared, node_rank=1).meeting.port == 7
 
 
 @pytest.mark.guarantee("G5")
@@ -101,12 +101,6 @@ def test_words_of_deepspeeds_users_are_never_filled_in() -> None:
     program = Program("script", "t.py", ("${local_rank}",))
     ((*_, last),) = worker_commands(program, DEEPSPEED, {}, "python", ["/r/attempt_0/0"])
     assert last == "${local_rank}"
-
-
-def test_restarts_are_not_negative() -> None:
-    assert (
-        error_of(OptionError, lambda: planner(max_restarts=-1)) == "--max-restarts -1: it must be 0 or more"
-    )
 
 
 def test_files_lie_in_a_directory_of_the_run_below_the_one_that_was_named() -> None:
@@ -196,8 +190,7 @@ def test_the_devices_of_rocm_are_told_twice() -> None:
 
 def test_the_table_of_signals() -> None:
     plan = attempt(stop_signals=(15, 40), forward_signals=(12,), preempt_signal=10, preempt_grace_s=60.0)
-    assert plan.signals == {15: "stop", 40: "stop", 12: "forward", 10: "preempt"}
-    assert (plan.preempt_signal, plan.preempt_grace_s) == (10, 60.0)
+    assert plan.job.signals.meanings == {15: "stop", 40: "stop", 12: "forward", 10: "preempt"}
     assert plan.env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,40"
 
 
@@ -230,7 +223,7 @@ def test_a_prefix_has_the_name_of_the_node_where_the_template_asks_for_it() -> N
 
 def test_a_node_that_is_alone_has_no_rank_among_nodes() -> None:
     plan = attempt(node_rank=3)
-    assert (plan.node_rank, plan.env["GROUP_RANK"], plan.workers[0].rank) == (0, "0", 0)
+    assert (plan.meeting.node_rank, plan.env["GROUP_RANK"], plan.workers[0].rank) == (0, "0", 0)
 
 
 @pytest.mark.parametrize(
@@ -250,15 +243,9 @@ def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, 
 
 
 def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
-    plan = attempt(grace_s=3.0, log_level="debug", facts=make_facts(console=Console("terminal", "terminal")))
-    assert (plan.command, plan.name, plan.host, plan.group.grace_s, plan.log_level) == (
-        "dslrun",
-        "t.py",
-        "machine",
-        3.0,
-        "debug",
-    )
-    assert (plan.master_addr, plan.master_port, plan.world_size) == ("127.0.0.1", FREE_PORT, 2)
+    plan = attempt(grace_s=3.0, facts=make_facts(console=Console("terminal", "terminal")))
+    assert (plan.command, plan.host, plan.group.grace_s) == ("dslrun", "machine", 3.0)
+    assert (plan.meeting.address, plan.meeting.port, plan.meeting.world_size) == ("127.0.0.1", FREE_PORT, 2)
     assert all(worker.stdout.terminal for worker in plan.workers)
 
 

@@ -9,8 +9,7 @@ from tests.support.machine import make_facts
 from tests.support.requests import make_request
 
 from dsl.errors import EventsFileError, MetricsError, UsageError
-from dsl.plan.job import plan_job
-from dsl.plan.outputs import read_target
+from dsl.plan.job import plan_job, read_target
 
 
 @pytest.mark.parametrize(

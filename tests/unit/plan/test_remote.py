@@ -11,9 +11,8 @@ from tests.support.requests import make_request
 
 from dsl.cli import deepspeed, options_deepspeed
 from dsl.errors import DslError, HostfileError, LauncherError, OptionError
-from dsl.model.remote import LAUNCHERS, Remote
 from dsl.plan.job import JobPlan, plan_job
-from dsl.plan.remote import PROGRAMS
+from dsl.plan.remote import LAUNCHERS, PROGRAMS, Remote
 from dsl.plan.worker import inherited_environment
 
 ALL = ("ssh", "pdsh", "mpirun", "mpiname", "srun")
@@ -117,6 +116,9 @@ def test_a_launcher_that_is_missing_is_named_with_its_program(launcher: Any) -> 
         ({"programs": ()}, LauncherError, "other hosts need ssh, which is not on PATH, install OpenSSH's client"),
         ({"launcher": "x"}, LauncherError, "unknown launcher 'x', expected one of pdsh, openmpi"),
         ({"launcher_args": "-a 'b"}, OptionError, "--launcher_args \"-a 'b\" are no words of a shell: no closing"),
+        ({"ssh_program": "a 'b"}, OptionError, "--ssh-program \"a 'b\" are no words of a shell: no closing"),
+        ({"ssh_program": "no x"}, LauncherError, "--ssh-program 'no' names no program that can be executed"),
+        ({"ssh_program": "pdsh", "launcher": "pdsh"}, OptionError, "--ssh-program takes the place of ssh: leave"),
         ({"hostfile": "bad"}, HostfileError, "bad line 1: 'python=venv/bin/python' names no interpreter"),
         ({"hostfile": "empty"}, HostfileError, "empty line 2: 'python=' names no interpreter"),
     ],
@@ -188,6 +190,8 @@ TOLD: dict[str, tuple[str, str, Any]] = {
     "launcher_args": ("-a b", "args", ("-a", "b")),
     "ssh_port": ("6", "ssh_port", 6),
     "venv_script": ("v", "venv_script", "v"),
+    "ssh_program": ("pdsh -i {host}", "program", ("pdsh", "-i", "{host}")),
+    "wait_hosts": ("3", "hosts_wait_s", 3.0),
     "no_ssh_check": ("", "checks", False),
     "heartbeat": ("3", "heartbeat_s", 3.0),
     "one_agent_per_node": ("", "per_node", True),
@@ -222,14 +226,7 @@ def _variables(environ: dict[str, str], files: dict[str, str] | None = None, **f
     return dict(plan_job(make_request("deepspeed", hostfile="H"), machine).job.env)
 
 
-HEAD = {
-    "NCCL_DEBUG": "INFO",
-    "HCCL_X": "1",
-    "BKCL_X": "2",
-    "PATH": "/bin",
-    "LD_LIBRARY_PATH": "/l",
-    "OTHER": "o",
-}
+HEAD = dict.fromkeys(("NCCL_DEBUG", "HCCL_X", "BKCL_X", "PATH", "LD_LIBRARY_PATH", "OTHER"), "1")
 
 
 @pytest.mark.parametrize(
@@ -255,11 +252,49 @@ def test_values_go_byte_for_byte() -> None:
 
 def test_an_env_file_wins_over_the_environment_and_that_of_the_directory_over_that_at_home() -> None:
     files = {"/home/me/.deepspeed_env": "UCX_A=home\nB=home\n", "/data/dir/.deepspeed_env": "B=dir\n"}
-    assert _variables({"UCX_A": "shell", "B": "shell"}, files) == {
-        "UCX_A": "home",
-        "PYTHONPATH": "/data/dir",
-        "B": "dir",
-    }
+    found = _variables({"UCX_A": "shell", "B": "shell"}, files)
+    assert found == {"UCX_A": "home", "PYTHONPATH": "/data/dir", "B": "dir"}
+
+
+def _named(*words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
+    planned = plan_job(make_request("deepspeed", variables=words), make_facts(environ=environ))
+    return dict(planned.job.env), [notice.text for notice in planned.notices if "-x" in notice.text]
+
+
+@pytest.mark.guarantee("G5")
+def test_variables_that_the_user_names_win_and_a_later_one_over_an_earlier_one() -> None:
+    assert _named("A", "B=b = 'c'", "W_*", "W_B=", A="a", W_A="1", W_B="2", V="3") == (
+        {"A": "a", "B": "b = 'c'", "W_A": "1", "W_B": ""},
+        [],
+    )
+
+
+def test_a_name_that_no_variable_has_is_told() -> None:
+    """It may be set on no machine; the job goes on, as a variable may well be optional."""
+    text = "-x {} names no variable of this command: set it, or write NAME=VALUE"
+    assert _named("A", "W_*", B="1") == ({}, [text.format("'A'"), text.format("'W_*'")])
+
+
+@pytest.mark.parametrize(
+    "wish, who",
+    [
+        ({"launcher": "slurm", "programs": ("srun",)}, "--launcher slurm, which uses no ssh"),
+        ({"training": True, "master_addr": "a"}, "--elastic_training, which has --elastic-wait"),
+    ],
+)
+def test_where_nobody_waits_for_hosts_first(wish: dict[str, Any], who: str) -> None:
+    planned = _plan(hostfile="H", wait_hosts_s=5.0, **wish)
+    assert planned.remote is not None
+    assert planned.remote.hosts_wait_s == 0
+    assert f"--wait-hosts has no effect with {who}" in [notice.text for notice in planned.notices]
+
+
+def test_commands_of_an_elastic_job_that_start_their_own_host_wait_for_no_other() -> None:
+    wish: dict[str, Any] = {"training": True, "master_addr": "a", "no_ssh": True, "node_rank": 0}
+    planned = _plan(hostfile="H", wait_hosts_s=5.0, **wish)
+    assert planned.remote is None
+    text = "--wait-hosts has no effect with --elastic_training, which has --elastic-wait"
+    assert text in [notice.text for notice in planned.notices]
 
 
 def test_a_job_of_this_machine_alone_reads_no_env_file() -> None:

@@ -10,16 +10,10 @@ import pytest
 from dsl.report import speak
 from dsl.report.speak import optional
 
-RAISES = "raise RuntimeError('of another version')"
-
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speak, "_warned", set())
-
-
-def an_import() -> None:
-    exec(compile(RAISES, "module.py", "exec"))
 
 
 def failing(error: Exception) -> None:
@@ -61,7 +55,8 @@ def test_what_is_short_is_one_line_once(
 def test_the_code_of_another_version_counts_as_a_module_that_is_gone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    optional("dsl", "there is no view", an_import)
+    code = compile("raise RuntimeError('of another version')", "module.py", "exec")
+    optional("dsl", "there is no view", lambda: exec(code))
     assert "a file of dsl or of its Python is gone or has changed" in capfd.readouterr().err
 
 

@@ -5,53 +5,24 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 import unicodedata
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.failures import AT_NS, a_failure
 
 from dsl._record import replace
 from dsl.model.judgement import ErrorRecord, Failure
-from dsl.report.summary import MAX_OTHERS, MAX_TEXT, addition, format_summary
+from dsl.report.failures import MAX_OTHERS, MAX_TEXT, addition, format_summary
 
-pytestmark = pytest.mark.guarantee("G3")
+pytestmark = [pytest.mark.guarantee("G3"), pytest.mark.usefixtures("in_utc")]
 
 SECOND = 10**9
 MS = 10**6
-AT_NS = 1_767_323_045 * SECOND  # 2026-01-02 03:04:05 UTC
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
-
-
-@pytest.fixture(autouse=True)
-def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times are shown in local time."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-def a_failure(rank: int = 0, *, at_ns: int = 0, **fields: Any) -> Failure:
-    base = Failure(
-        rank=rank,
-        local_rank=rank,
-        host="node7",
-        pid=100 + rank,
-        exitcode=1,
-        time_ns=AT_NS + at_ns,
-        order=rank,
-        error_file=None,
-        recorded=None,
-        recorded_ns=None,
-        reason="exit code 1",
-    )
-    return replace(base, **fields)
 
 
 def recorded(traceback: str, *, is_text: bool = False, time_s: float | None = None) -> dict[str, Any]:
@@ -67,7 +38,7 @@ def times_of(*failures: Failure) -> list[str]:
 
 def test_the_whole_of_it() -> None:
     """What log parsers look for, and the evidence below what torch says of the cause."""
-    victim = a_failure(1, at_ns=SECOND, **recorded("Traceback:\n  x\nE: y\n"))
+    victim = a_failure(1, time_ns=AT_NS + SECOND, **recorded("Traceback:\n  x\nE: y\n"))
     cause = a_failure(0, exitcode=-9, reason="killed by SIGKILL (signal 9)")
     assert format_summary("train.py", [cause, victim], cause, ["memory ran out", "peak 3 GiB"]) == (
         """
@@ -167,8 +138,8 @@ def test_a_handler_of_the_site_may_say_more_of_a_death_by_a_signal(
 
 
 def test_failures_in_one_second_show_its_fraction() -> None:
-    one, two = a_failure(0, at_ns=1 * MS), a_failure(1, at_ns=2 * MS)
-    later = a_failure(2, at_ns=3 * SECOND + 5 * MS)
+    one, two = a_failure(0, time_ns=AT_NS + 1 * MS), a_failure(1, time_ns=AT_NS + 2 * MS)
+    later = a_failure(2, time_ns=AT_NS + 3 * SECOND + 5 * MS)
     assert times_of(one, two) == ["2026-01-02_03:04:05.001000", "2026-01-02_03:04:05.002000"]
     assert times_of(one, two, later)[-1] == "2026-01-02_03:04:08"
     assert times_of(one) == ["2026-01-02_03:04:05"]
@@ -185,19 +156,21 @@ def test_the_fraction_of_a_record_is_that_of_its_file_if_it_fits() -> None:
         None: "2026-01-02_03:04:05",
     }
     for recorded_ns, shown in cases.items():
-        failure = a_failure(0, at_ns=7 * MS, recorded_ns=recorded_ns, **recorded("E", time_s=float(at_s)))
+        failure = a_failure(
+            0, time_ns=AT_NS + 7 * MS, recorded_ns=recorded_ns, **recorded("E", time_s=float(at_s))
+        )
         assert times_of(failure, plain)[0] == shown
 
 
 def test_a_record_without_a_time_has_that_of_its_file_else_of_the_death() -> None:
-    dated = a_failure(0, at_ns=SECOND, recorded_ns=AT_NS, **recorded("E"))
-    undated = a_failure(0, at_ns=SECOND, **recorded("E"))
+    dated = a_failure(0, time_ns=AT_NS + SECOND, recorded_ns=AT_NS, **recorded("E"))
+    undated = a_failure(0, time_ns=AT_NS + SECOND, **recorded("E"))
     assert times_of(dated) == ["2026-01-02_03:04:05"]
     assert times_of(undated) == ["2026-01-02_03:04:06"]
 
 
 def test_of_many_failures_the_cause_and_the_first_others_are_shown_and_the_rest_counted() -> None:
-    failures = [a_failure(rank, at_ns=rank * SECOND) for rank in range(512)]
+    failures = [a_failure(rank, time_ns=AT_NS + rank * SECOND) for rank in range(512)]
     text = format_summary("t", failures, failures[300])
     shown = [int(rank) for rank in re.findall(r"^  rank      : (\d+) ", text, re.MULTILINE)]
     assert shown == [*range(MAX_OTHERS), 300]

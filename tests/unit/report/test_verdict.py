@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unittest.mock import Mock
 
 import pytest
-from tests.support.events import a_plan, an_attempt, an_exit, end
+from tests.support.events import A_JOB, a_plan, an_attempt, an_exit, end
 
 from dsl import Ended, Exit, SignalReceived
 from dsl._record import replace
@@ -16,9 +16,10 @@ from dsl.conductor.judge import Context, judge_alone
 from dsl.evidence.reports import memory_evidence, report_of
 from dsl.model.job import NodePlan
 from dsl.model.outcome import Outcome, exit_code
+from dsl.model.request import SignalRequest
 from dsl.report.narrator import Narrator
 from dsl.report.verdict import name_workers, reason, verdict
-from dsl.signals import signal_name
+from dsl.words import signal_name
 
 pytestmark = pytest.mark.guarantee("G2", "G3")
 
@@ -56,10 +57,6 @@ def test_the_exit_code_is_that_of_the_first_failure_else_of_the_signal(
     exits: list[Exit], ended: Ended, code: int
 ) -> None:
     assert exit_code(exits, ended) == code
-
-
-def test_a_job_that_succeeded_is_not_spoken_of() -> None:
-    assert judge(a_plan(2), [an_exit(0, code=0), an_exit(1, code=0)], end()) == []
 
 
 def test_the_cause_comes_first_with_rank_host_pid_and_reason() -> None:
@@ -124,22 +121,14 @@ def test_a_user_who_ended_the_job_hears_how_the_workers_took_it(
     ]
     signal = Mock(spec=SignalReceived, signum=signum, from_terminal=is_key)
     attempt = an_attempt(
-        a_plan(5, preempt_signal=10), exits, end(stop_signal=signum), news=(object(), signal)
+        a_plan(5, job=replace(A_JOB, signals=SignalRequest(preempt=10))),
+        exits,
+        end(stop_signal=signum),
+        news=(object(), signal),
     )
     rest = "rank 1 ended (exit code 0), rank 2 killed (SIGKILL), rank 3 not started"
     Narrator(attempt.plan).hear(Outcome(1, attempt))
     assert capfd.readouterr().err.splitlines()[-1] == f"dsl: {line}, {rest}"
-
-
-def test_what_would_not_die_is_named() -> None:
-    lines = judge(a_plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader", None, None)]))
-    assert lines == ["process 77 (nfs-reader, state D) did not die of SIGKILL"]
-
-
-def test_evidence_stands_behind_the_reason() -> None:
-    cause = an_exit(0, signal=9)
-    (line,) = judge(a_plan(1), [cause], end(cause), "the kernel killed it because memory ran out")
-    assert line.endswith("failed: killed by SIGKILL (signal 9): the kernel killed it because memory ran out")
 
 
 @pytest.mark.parametrize(
@@ -351,7 +340,7 @@ def test_labels_of_one_noun_are_named_together(names: list[str], text: str) -> N
 def test_the_report_is_loaded_without_what_reads_output() -> None:
     """Reading output is the price of a failure that has some, not of every report."""
     readers = {"re", "dsl.evidence.excerpt"}
-    modules = "dsl.report.verdict, dsl.evidence.error_files, dsl.report.summary"
+    modules = "dsl.report.verdict, dsl.report.failures"
     program = (
         f"import sys; own = set(sys.modules); import {modules}; print({readers} & (set(sys.modules) - own))"
     )
@@ -363,6 +352,7 @@ def test_the_report_is_loaded_without_what_reads_output() -> None:
 @pytest.mark.parametrize(
     "left, line",
     [
+        ((77, "D", "nfs-reader", None, None), "process 77 (nfs-reader, state D) did not die of SIGKILL"),
         ((77, "S", "sudo", None, 1), "process 77 (sudo, state S) is left: no permission to end it"),
         (
             (0, "?", "?", None, 13),

@@ -11,18 +11,26 @@ from typing import Any
 
 import pytest
 
-from dsl._record import replace
+from dsl._record import Record, replace
 from dsl.agent.warm import HeldServers
 from dsl.model.job import Host
 from dsl.model.request import Program, Request, SignalRequest
 from dsl.tune.config import Section, find_config
-from dsl.tune.experiment import Experiment, Order, Resources, Result, Summary
+from dsl.tune.experiment import Done, Experiment, Resources, Result, Summary
 from dsl.tune.folders import Folders
 from dsl.tune.run import Tuner
 from dsl.tune.setup import Setup, UserWords
-from dsl.tune.trials import Done
 
 ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
+
+
+class Order(Record):
+    """An experiment that was started."""
+
+    name: str
+    """Its name."""
+    words: tuple[str, ...]
+    """The words behind ``dsl``."""
 
 
 class FakeRunners:
@@ -49,7 +57,8 @@ class FakeRunners:
     def running(self) -> int:
         return len(self.waiting)
 
-    def start(self, order: Order, env: Mapping[str, str]) -> None:
+    def start(self, name: str, words: tuple[str, ...], _folder: str, env: Mapping[str, str]) -> None:
+        order = Order(name, words)
         self.orders.append(order)
         self.envs.append(env)
         self.waiting.append(order)
@@ -62,7 +71,7 @@ class FakeRunners:
         if self.signals:
             return [], self.signals.pop(0)
         code = self.codes.pop(0) if self.codes else 0
-        return [Done(self.waiting.pop(0), 143 if self.stops else code, 1.0)], []
+        return [Done(self.waiting.pop(0).name, 143 if self.stops else code, 1.0)], []
 
     def stop(self, *, at_once: bool = False) -> None:
         self.stops.append(at_once)
@@ -179,14 +188,8 @@ def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Fol
         ["--include=a:0@b:4", "--master_addr=10.0.0.1", "--master_port=0"],
         ["--include=a:2@b:6", "--master_addr=10.0.0.1", "--master_port=0"],
     ]
-    away = setup.place_words(setup_place(Host("b", (4,)), Host("c", (1,))))
+    away = setup.place_words((Host("b", (4,)), Host("c", (1,))))
     assert away == ("--hostfile=hosts", "--include=b:4@c:1")
-
-
-def setup_place(*hosts: Host) -> Any:
-    from dsl.tune.setup import SlotGroup
-
-    return SlotGroup(hosts)
 
 
 def test_devices_with_names_are_shown_by_their_names(folders: Folders) -> None:
@@ -293,25 +296,24 @@ def test_what_stood_still_is_run_again_and_nothing_else_changes(folders: Folders
     assert len(seen) == 6
 
 
-@pytest.mark.parametrize("kind", ["run", "profile"])
-def test_what_fails_after_it_stood_still_is_run_again_once(folders: Folders, kind: Any) -> None:
+@pytest.mark.parametrize(
+    "kind, codes, outcome, runs",
+    [
+        *[(kind, [134, 134, 0], "crash", 2) for kind in ("run", "profile")],
+        ("profile", [], "ok", 1),  # it has told what it has to
+    ],
+)
+def test_what_fails_after_it_stood_still_is_run_again_once(
+    folders: Folders, kind: Any, codes: list[int], outcome: str, runs: int
+) -> None:
     """Whoever has waited for it may have given it up meanwhile."""
     runners = FakeRunners()
     runners.signals = [[signal.SIGTSTP]]
-    runners.codes = [134, 134, 0]
+    runners.codes = codes
     seen: dict[str, Result] = {}
     steps = one_batch((replace(experiments(1)[0], kind=kind),), seen)
     Tuner(a_setup(), folders, runners, HeldServers(), Progress()).run(steps, next(steps))  # type: ignore[arg-type]
-    assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["crash"], 2)
-
-
-def test_a_profile_that_stood_still_has_told_what_it_has_to(folders: Folders) -> None:
-    runners = FakeRunners()
-    runners.signals = [[signal.SIGTSTP]]
-    seen: dict[str, Result] = {}
-    steps = one_batch((replace(experiments(1)[0], kind="profile"),), seen)
-    Tuner(a_setup(), folders, runners, HeldServers(), Progress()).run(steps, next(steps))  # type: ignore[arg-type]
-    assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["ok"], 1)
+    assert ([result.outcome for result in seen.values()], len(runners.orders)) == ([outcome], runs)
 
 
 def test_what_stood_still_and_cannot_be_run_again_is_not_known(folders: Folders) -> None:

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from dsl import EngineError
-from dsl._record import Record, replace
-from dsl.tune import trials
-from dsl.tune.experiment import Order
-from dsl.tune.trials import Runners
-
-ORDER = Order(name="a", words=(), stdout="", stderr="", end="", limit_s=60, grace_s=3.0)
+from dsl._record import Record
+from dsl.tune import run
+from dsl.tune.run import Runners
 
 
 class Exit(Record):
@@ -27,8 +24,6 @@ class Exit(Record):
 
 
 class Exited(Record):
-    """The same of its event."""
-
     exit: Exit
     """As there."""
 
@@ -86,27 +81,27 @@ class Supervisor:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     """The engine of the runners, whose waits let time pass."""
     made = Supervisor()
-    monkeypatch.setattr(trials, "Supervisor", lambda: made)
-    monkeypatch.setattr(trials, "Exited", Exited)
-    monkeypatch.setattr("dsl.tune.trials.time.monotonic", lambda: made.now_s)
+    monkeypatch.setattr(run, "Supervisor", lambda: made)
+    monkeypatch.setattr(run, "Exited", Exited)
+    monkeypatch.setattr("dsl.tune.run.time.monotonic", lambda: made.now_s)
     return made
 
 
 @pytest.fixture
 def runners(engine: Supervisor) -> Runners:
     assert engine.now_s
-    return Runners({"HOME": "/"})
+    return Runners({"HOME": "/"}, 60, 3.0)
 
 
 def ended(runners: Runners) -> list[tuple[str, int, str]]:
     done, signals = runners.wait()
     assert signals == []
-    return [(one.order.name, one.exit_code, one.stop) for one in done]
+    return [(end.name, end.exit_code, end.stop) for end in done]
 
 
 def test_all_experiments_are_one_group_that_waits_for_more(runners: Runners, engine: Supervisor) -> None:
-    runners.start(ORDER, {})
-    runners.start(replace(ORDER, name="b"), {"CUDA_VISIBLE_DEVICES": "1"})
+    runners.start("a", (), "/a", {})
+    runners.start("b", (), "/b", {"CUDA_VISIBLE_DEVICES": "1"})
     (spec,) = engine.specs
     assert (spec.workers, spec.stays_open, spec.on_failure) == ((), True, "report")
     assert dict(spec.env) == {"HOME": "/"}
@@ -126,8 +121,7 @@ def test_all_experiments_are_one_group_that_waits_for_more(runners: Runners, eng
 def test_an_experiment_is_told_to_end_when_its_time_is_over_and_killed_if_it_does_not(
     runners: Runners, engine: Supervisor
 ) -> None:
-    runners.start(ORDER, {})
-    runners.start(replace(ORDER, name="b", limit_s=0), {})
+    runners.start("a", (), "/a", {})
 
     def pass_by() -> None:
         engine.now_s += engine.waits[-1] or 0.0
@@ -142,17 +136,17 @@ def test_an_experiment_that_cannot_be_started_is_returned_with_the_reason(
     runners: Runners, engine: Supervisor
 ) -> None:
     engine.refusal = "no processes are left"
-    runners.start(ORDER, {})
+    runners.start("a", (), "/a", {})
     assert runners.running == 1
     ((done,), _) = runners.wait()
-    assert (done.order, done.error, runners.running) == (ORDER, "no processes are left", 0)
+    assert (done.name, done.error, runners.running) == ("a", "no processes are left", 0)
 
 
 def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
     runners: Runners, engine: Supervisor
 ) -> None:
     assert runners.heard() == []
-    runners.start(ORDER, {})
+    runners.start("a", (), "/a", {})
     runners.hear(15)
     assert runners.wait() == ([], [15])
     engine.interrupts = [lambda: runners.hear(1)]
@@ -167,13 +161,13 @@ def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
 def test_the_time_of_an_experiment_stands_still_while_it_is_stopped(
     runners: Runners, engine: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runners.start(ORDER, {})
+    runners.start("a", (), "/a", {})
 
     def stop(_pid: int, _number: int) -> None:
         assert engine.calls == [("SIGTSTP", None), ("answer", None)], "the command has the signal by now"
         engine.now_s += 1000
 
-    monkeypatch.setattr("dsl.tune.trials.os.kill", stop)
+    monkeypatch.setattr("dsl.tune.run.os.kill", stop)
     runners.suspend()
     assert engine.calls[2:] == [("SIGCONT", None)]
     engine.interrupts = [lambda: engine.die(0, 0)]

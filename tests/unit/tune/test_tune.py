@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.cli.test_requests import BOTH, DEEPSPEED
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.options import ROWS
 
 from dsl._record import replace
 from dsl.cli import deepspeed
-from dsl.cli.autotuning import option_words
+from dsl.cli.deepspeed import option_words
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
@@ -26,12 +28,22 @@ from dsl.plan.hosts import ActiveHosts
 from dsl.tune.experiment import Experiment, Summary
 from dsl.tune.folders import Folders
 from dsl.tune.run import keep_memory, run_search, save_optimal
-from dsl.tune.setup import REPLACED, WARM, Setup, UserWords, device_memory, name_devices, set_up
+from dsl.tune.setup import (
+    REPLACED,
+    WARM,
+    Setup,
+    SlotGroup,
+    SlotPool,
+    UserWords,
+    as_filter,
+    count_lanes,
+    device_memory,
+    digest_of,
+    name_devices,
+    set_up,
+)
 
-SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {
-    "preempt_signal": "USR1",
-    "doctor": "",
-}
+SAMPLES = {dest: word for dest, (word, _, _) in ROWS["dsl"].items()}
 ONE_VALUE = {"fork_server_per"}
 """Options that have no value but the default."""
 
@@ -64,6 +76,7 @@ def test_every_option_has_words_that_mean_the_same(dest: str) -> None:
         "--launcher_args=-x",
         "--hostfile=--odd",
         "--log-max-size 100M",
+        "--wrap 0:nice --wrap 1:env",
         "--num_nodes 1:3 --elastic_training --master_addr m",
         "--include=a:1,2@b",
     ],
@@ -100,16 +113,8 @@ def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
     """What `set_up` makes of a command line in the folder."""
     with open("hosts", "w", encoding="utf-8") as file:
         file.write(hosts)
-    line = [
-        *shlex.split(words),
-        "-H",
-        "hosts",
-        "--autotuning",
-        "tune",
-        "t.py",
-        "--deepspeed_config",
-        "c.json",
-    ]
+    line = [*shlex.split(words), "-H", "hosts", "--autotuning", "tune", "t.py"]
+    line += ["--deepspeed_config", "c.json"]
     request, options = deepspeed.read(line, {})
     facts = this_machine()
     facts.environ = {"PATH": "/bin:/usr/bin", **environ}
@@ -253,14 +258,8 @@ def test_a_tuning_that_goes_on_decides_with_the_memory_with_which_it_began() -> 
 def test_an_experiment_keeps_the_options_of_the_user_but_for_what_a_training_needs() -> None:
     words = "--launcher ssh --ssh_port 7 --venv_script v --bind_cores_to_rank --module --no_local_rank "
     setup = tuned("localhost slots=2", words + "--max-restarts 3 --grace 90 --stdin 1 --save_pid")
-    kept = [
-        "--launcher=ssh",
-        "--ssh_port=7",
-        "--venv_script=v",
-        "--bind_cores_to_rank",
-        "--module",
-        "--no_local_rank",
-    ]
+    kept = ["--launcher=ssh", "--ssh_port=7", "--venv_script=v", "--bind_cores_to_rank", "--module"]
+    kept += ["--no_local_rank"]
     assert sorted(setup.trial_words) == sorted([*kept, "--grace=3"])
     training = ["--max-restarts=3", "--grace=90", "--stdin=1", "--save_pid"]
     assert sorted(setup.user.without(*REPLACED)) == sorted([*kept, *training])
@@ -329,7 +328,7 @@ def test_an_optimum_of_an_earlier_tuning_does_not_stay_where_nothing_ran(folder:
     written = ("ds_config_optimal.json", "cmd_optimal.txt")
     assert save_optimal(setup, best, folders)
     assert all((folder / "results" / name).exists() for name in written)
-    assert save_optimal(setup, None, folders) == ()
+    assert [save_optimal(setup, None, folders) for _ in range(2)] == [(), ()]
     assert not any((folder / "results" / name).exists() for name in written)
     folders.close()
 
@@ -349,3 +348,110 @@ def test_a_signal_after_the_last_experiment_is_not_lost() -> None:
     summary, signals = run_search(search, next(search), tuned("localhost slots=2"), nobody, nobody)
     assert (summary, signals) == (NOTHING, [signal.SIGTERM])
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain.py", "pack/__init__.py", "pack/inner.py", "pack/sub/__main__.py", "space/in/deep.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"raise SystemExit('{name} was run')")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name, file",
+    [
+        ("plain.py", "plain.py"),
+        ("plain", "plain.py"),
+        ("pack.inner", "pack/inner.py"),
+        ("pack.sub", "pack/sub/__main__.py"),
+        ("space.in.deep", "space/in/deep.py"),
+    ],
+)
+def test_a_script_or_module_is_known_by_its_content(sources: Path, name: str, file: str) -> None:
+    before = digest_of(name)
+    assert before
+    (sources / file).write_text("pass")
+    assert digest_of(name) not in ("", before)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize(
+    "name", ["", "pack", "pack.absent", "plain.inner", "absent", "a..b", "a-b", "/", "pack/"]
+)
+def test_what_cannot_be_found_has_no_content(name: str) -> None:
+    assert digest_of(name) == ""
+
+
+def test_a_module_is_found_where_python_would_find_it(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert digest_of("plain") == ""
+    monkeypatch.setenv("PYTHONPATH", f":{sources}")
+    assert digest_of("plain")
+
+
+def hosts(**slots: tuple[int, ...]) -> list[Host]:
+    return [Host(name, some) for name, some in slots.items()]
+
+
+@pytest.mark.parametrize(
+    "pool, nodes, each, lanes",
+    [
+        (hosts(a=(0, 1, 2, 3)), 1, 1, 4),
+        (hosts(a=(0, 1, 2, 3)), 1, 3, 1),
+        (hosts(a=(0, 1, 2, 3), b=(0, 1, 2, 3)), 2, 2, 2),
+        (hosts(a=(0,), b=(0, 1, 2), c=(0, 1, 2)), 3, 1, 1),
+        (hosts(a=(0,), b=(0, 1, 2), c=(0, 1, 2)), 2, 1, 3),
+        (hosts(a=(0,), b=(0, 1, 2), c=(0, 1, 2)), 1, 2, 2),
+        (hosts(a=(0, 1)), 1, 3, 0),
+    ],
+)
+def test_as_many_experiments_run_as_there_is_room_for(
+    pool: list[Host], nodes: int, each: int, lanes: int
+) -> None:
+    assert count_lanes(pool, nodes, each) == lanes
+
+
+def test_an_experiment_gets_the_real_slots_of_a_filter() -> None:
+    slots = SlotPool(hosts(w0=(2, 5), w2=(4, 7)), 2, 1)
+    first, second = slots.take(), slots.take()
+    assert [group and as_filter(group) for group in (first, second)] == ["w0:2@w2:4", "w0:5@w2:7"]
+    assert slots.take() is None
+
+
+def test_what_an_experiment_gives_back_another_one_takes() -> None:
+    slots = SlotPool(hosts(a=(3, 1)), 1, 1)
+    first, second = slots.take(), slots.take()
+    assert first is not None
+    assert second is not None
+    slots.give_back(first)
+    assert slots.take() == (Host("a", (3,)),)
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_no_slot_is_ever_given_to_two(sizes: list[int], nodes: int, each: int, random: object) -> None:
+    pool = [Host(f"h{index}", tuple(range(10, 10 + size))) for index, size in enumerate(sizes)]
+    slots = SlotPool(pool, nodes, each)
+    held: list[SlotGroup] = []
+    for _ in range(30):
+        if held and random.random() < 0.4:  # type: ignore[attr-defined]
+            slots.give_back(held.pop(random.randrange(len(held))))  # type: ignore[attr-defined]
+        elif (place := slots.take()) is not None:
+            held.append(place)
+        taken = [(host.name, slot) for place in held for host in place for slot in host.slots]
+        assert len(taken) == len(set(taken)) == len(held) * nodes * each
+    while held:
+        slots.give_back(held.pop())
+    # Taken greedily, as many fit as the hosts have room for at all.
+    room = [size // each for size in sizes]
+    most = max(k for k in range(40) if sum(min(one, k) for one in room) >= nodes * k)
+    assert count_lanes(pool, nodes, each) == most

@@ -8,7 +8,7 @@ import tempfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.view import attach
+from dsl.view.tools import start_of
 
 
 @given(
@@ -21,5 +21,5 @@ def test_the_last_lines_are_those_that_splitlines_has(text: bytes, lines: int, b
         file.write(text)
         file.flush()
         expected = b"".join(text.splitlines(keepends=True)[-lines:] if lines else [])
-        assert text[attach.start_of(file.fileno(), lines, block) :] == expected
+        assert text[start_of(file.fileno(), lines, block) :] == expected
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == len(text), "the position stays"

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.model.observation import Frame, NodeStacks, RankStacks, ThreadStack
-from dsl.view.explain import explain, group
+from dsl.view.explain import explain_stacks, group
 
 TORCH = "/env/lib/python3.11/site-packages/torch/"
+LOADER = TORCH + "utils/data/dataloader.py"
 C10D = TORCH + "distributed/distributed_c10d.py"
 WRAPPER = Frame("_exception_logger.<locals>.wrapper", TORCH + "distributed/c10d_logger.py", 83)
 
@@ -24,7 +25,8 @@ def user(line: int = 88, function: str = "main", file: str = "/home/u/train.py")
 
 def rank_of(rank: int, *frames: Frame, threads: Sequence[ThreadStack] = (), **fields: Any) -> RankStacks:
     """A rank whose main thread has these frames; fields of its thread go there."""
-    mine = {name: fields.pop(name) for name in ("call", "channel", "signal") if name in fields}
+    names = ("call", "channel", "signal", "switches", "is_bare_loop")
+    mine = {name: fields.pop(name) for name in names if name in fields}
     main = ThreadStack("MainThread", frames, is_main=True, state=fields.get("state", "S"), **mine)
     return RankStacks(rank, rank, 1000 + rank, (main, *threads), **{"state": "S", **fields})
 
@@ -40,11 +42,10 @@ def node(*ranks: RankStacks, host: str = "n0", number: int = 0) -> NodeStacks:
 
 def first_line(odd: RankStacks) -> str:
     """The first line where three more ranks wait in all_reduce."""
-    return explain([node(*[waiting(rank) for rank in range(4) if rank != odd.rank], odd)])[0]
+    return explain_stacks([node(*[waiting(rank) for rank in range(4) if rank != odd.rank], odd)])[0]
 
 
 CROWD = "3 of 4 ranks wait in all_reduce (train.py:88); "
-LOADER = TORCH + "utils/data/dataloader.py"
 
 
 @pytest.mark.parametrize(
@@ -152,17 +153,17 @@ def test_the_host_is_named_where_there_are_several_and_so_are_hosts_without_an_a
         node(*[waiting(rank) for rank in range(4)], host="w-0"),
         node(waiting(4), rank_of(5, user(12), call="openat(/x)"), host="w-1", number=1),
     ]
-    lines = explain(nodes, ["w-2"])
+    lines = explain_stacks(nodes, ["w-2"])
     assert (
         lines[0]
         == "5 of 6 ranks wait in all_reduce (train.py:88); rank 5 is in open() of /x (train.py:12, host w-1)"
     )
     assert "host w-2 has not answered" in lines
-    assert explain([], ["w-2"]) == ["no rank has answered", "host w-2 has not answered"]
+    assert explain_stacks([], ["w-2"]) == ["no rank has answered", "host w-2 has not answered"]
 
 
 def test_ranks_that_all_do_the_same_are_one_group() -> None:
-    lines = explain([node(*[waiting(rank) for rank in range(4)])])
+    lines = explain_stacks([node(*[waiting(rank) for rank in range(4)])])
     assert lines == [
         "all 4 ranks wait in all_reduce (train.py:88)",
         "",
@@ -174,7 +175,7 @@ def test_ranks_that_all_do_the_same_are_one_group() -> None:
 
 
 def test_many_groups_are_counted_in_the_first_line_and_shown_below() -> None:
-    lines = explain([node(*[waiting(rank, line=rank + 1) for rank in range(9)])])
+    lines = explain_stacks([node(*[waiting(rank, line=rank + 1) for rank in range(9)])])
     assert lines[0].startswith("rank 0 waits in all_reduce (train.py:1); rank 1 ")
     assert lines[0].endswith("; 5 more do other things, see below")
     assert sum(line.startswith("rank ") for line in lines[1:]) == 9
@@ -183,21 +184,21 @@ def test_many_groups_are_counted_in_the_first_line_and_shown_below() -> None:
 def test_the_flight_recorder_says_who_is_behind() -> None:
     fields: dict[str, Any] = {"collective": "all_reduce", "process_group": "default_pg"}
     ranks = [waiting(rank, sequence=4 if rank != 2 else 3, **fields) for rank in range(4)]
-    assert explain([node(*ranks)])[1] == (
+    assert explain_stacks([node(*ranks)])[1] == (
         "collective operations of default_pg: 4 begun, last all_reduce; rank 2 has begun 3, last all_reduce"
     )
 
 
 def test_a_problem_is_told_once_for_each_group() -> None:
     ranks = [rank_of(rank, call="futex", problem="py-spy is not installed here") for rank in range(4)]
-    lines = explain([node(*ranks)])
+    lines = explain_stacks([node(*ranks)])
     assert lines[0] == "all 4 ranks are in futex()"
     assert lines.count("  Python stack unknown: py-spy is not installed here") == 1
 
 
 def test_nothing_that_a_worker_named_reaches_the_terminal_as_it_is() -> None:
     odd = rank_of(2, user(5, "\x1b[2Jf\n", "/u/\x1b]0;x\x07.py"), call="read(/tmp/\x1b[31m\n)")
-    assert all(line.isprintable() for line in explain([node(odd)]))
+    assert all(line.isprintable() for line in explain_stacks([node(odd)]))
 
 
 FRAMES = st.lists(
@@ -248,9 +249,9 @@ def test_each_rank_is_in_one_group_and_the_order_of_answers_changes_nothing(
     nodes = [node(*ranks[at::hosts], host=f"n{at}", number=at) for at in range(hosts)]
     members = [one.rank for each in group(nodes) for _, one in each.members]
     assert sorted(members) == list(range(len(ranks)))
-    expected = explain(nodes)
+    expected = explain_stacks(nodes)
     mixed = [
         node(*chance.sample(one.ranks, len(one.ranks)), host=one.host, number=one.node_rank) for one in nodes
     ]
     chance.shuffle(mixed)
-    assert explain(mixed) == expected
+    assert explain_stacks(mixed) == expected

@@ -7,26 +7,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.view.test_explain import C10D, LOADER, rank_of
 
 from dsl._record import replace
 from dsl.model.observation import Frame, NodePulse, NodeStacks, RankPulse, RankStacks, ThreadStack
 from dsl.view.hang_watch import SLACK_S, HangWatch, odd_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 TIMEOUT_S = 80.0
-C10D = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-LOADER = "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
 CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 TRAIN = "/home/u/train.py"
 LINE = Frame("train", TRAIN, 88)
-
-
-def rank_of(rank: int, *frames: Frame, threads: Sequence[ThreadStack] = (), **fields: Any) -> RankStacks:
-    of_main = {name: fields.pop(name) for name in ("call", "switches", "is_bare_loop") if name in fields}
-    main = ThreadStack("MainThread", frames, is_main=True, state=fields.get("state", "S"), **of_main)
-    return RankStacks(rank, rank, 1000 + rank, (main, *threads), **{"state": "S", **fields})
 
 
 def waiting(rank: int, **fields: Any) -> RankStacks:
@@ -107,23 +100,9 @@ def polling(now_s: float) -> RankStacks:
     return rank_of(2, Frame("_try_get_data", LOADER, 5), LINE, call="poll", switches=int(now_s / 5))
 
 
-def spinning(now_s: float) -> RankStacks:
-    return waiting(2, state="R", cpu_ms=int(now_s * 1000))
-
-
-def in_driver(now_s: float) -> RankStacks:
-    return rank_of(2, Frame("cuStreamSynchronize", CUDA), LINE, state="R", cpu_ms=int(now_s * 1000))
-
-
 def bare(now_s: float) -> RankStacks:
     line = Frame("train", TRAIN, 88 + int(now_s) % 2)
     return rank_of(2, line, state="R", cpu_ms=int(now_s * 1000), is_bare_loop=True)
-
-
-def with_monitor(now_s: float) -> RankStacks:
-    """A thread of it sleeps again and again."""
-    frames = (Frame("watch", "/home/u/monitor.py", 7),)
-    return locked(2, threads=[ThreadStack("monitor", frames, call="clock_nanosleep", switches=int(now_s))])
 
 
 HANGS = {
@@ -138,10 +117,14 @@ HANGS = {
     "ended": ended,
     "no py-spy": lambda _: rank_of(2, call="futex"),
     "data loader": polling,
-    "spins in a collective": spinning,
-    "waits for the GPU": in_driver,
+    "spins in a collective": lambda now_s: waiting(2, state="R", cpu_ms=int(now_s * 1000)),
+    "waits for the GPU": lambda now_s: rank_of(
+        2, Frame("cuStreamSynchronize", CUDA), LINE, state="R", cpu_ms=int(now_s * 1000)
+    ),
     "bare loop": bare,
-    "monitor": with_monitor,
+    "a thread that sleeps again and again": lambda now_s: locked(
+        2, threads=[ThreadStack("monitor", (LINE,), call="clock_nanosleep", switches=int(now_s))]
+    ),
     "gloo's threads": lambda now_s: locked(2, cpu_ms=int(now_s * 20)),
 }
 

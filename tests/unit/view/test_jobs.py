@@ -50,3 +50,20 @@ def test_all_jobs_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for listener in listeners:
             listener.close()
     assert [pid for pid in pids if pid < count] == [3, 2, 1, 0]
+
+
+def test_a_socket_that_nobody_listens_at_is_removed_unless_its_process_will(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = tmp_path / "dsl"
+    folder.mkdir(mode=0o700)
+    here = os.open(folder, os.O_PATH)
+    for name in ("1-0.sock", ".2-0.sock"):
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"/proc/self/fd/{here}/{name}")
+    os.close(here)
+    for job in running_jobs():  # a session of this user may have some
+        job.close()
+    assert os.listdir(folder) == [".2-0.sock"], "one that gets its name once a process listens there"

@@ -22,7 +22,7 @@ NODES = [
     NodeStatus(
         0, 0, "here", 1,
         (
-            RankStatus(0, 0, 11, "R", 1500, 4096, 3, gpu_percent=50, gpu_bytes=1024),
+            RankStatus(0, 0, 11, "R", 1500, 4096, 3, gpu_percent=50, gpu_bytes=1024, wait_percent=58),
             RankStatus(1, 1, 12, "D", 10, 8192, 1),
         ),
         2, 2500,
@@ -59,10 +59,11 @@ def test_a_parser_reads_the_figures_of_all_ranks() -> None:
     assert value(text, "dsl_rank_cpu_seconds_total", rank="0", **here) == 1.5
     assert value(text, "dsl_rank_resident_memory_bytes", rank="1", **here) == 8192
     assert value(text, "dsl_rank_gpu_utilization_ratio", rank="0", **here) == 0.5
+    assert value(text, "dsl_rank_wait_ratio", rank="0", **here) == 0.58
     # A rank that has ended, and a GPU that is unknown, have no figures.
     ranks = [labels for name, labels in samples(text) if name == "dsl_rank_threads"]
     assert {dict(labels)["rank"] for labels in ranks} == {"0", "1"}
-    assert len([name for name, _ in samples(text) if name.startswith("dsl_rank_gpu")]) == 2
+    assert len([name for name, _ in samples(text) if name.startswith(("dsl_rank_gpu", "dsl_rank_wait"))]) == 3
 
 
 def test_a_job_that_has_ended_has_its_exit_code() -> None:

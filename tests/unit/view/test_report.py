@@ -67,9 +67,9 @@ def value(found: dict[str, Any], name: str) -> str:
 
 def test_the_keys_are_those_that_are_documented() -> None:
     found = look()
-    path = os.path.join(os.path.dirname(__file__), "../../../docs/cli.md")
+    path = os.path.join(os.path.dirname(__file__), "../../../docs/tools.md")
     with open(path, encoding="utf-8") as file:
-        section = file.read().partition("# dsl-report")[2].partition("\n# ")[0]
+        section = file.read().partition("## dsl-report")[2].partition("\n### ")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert rows == list(found)
 

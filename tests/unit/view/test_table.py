@@ -69,12 +69,19 @@ def test_without_an_earlier_look_at_the_same_process_the_cpu_share_is_unknown(
 
 def test_a_worker_without_a_process_has_no_figures() -> None:
     (row,) = rows(replace(rank(3), pid=0, state="", cpu_ms=0, rss_bytes=0, threads=0))
-    assert cells(row) == ("3", "n0", "no process", *"------", "line of 3")
+    assert cells(row) == ("3", "n0", "no process", *"-------", "line of 3")
 
 
 def test_cells_of_a_rank_with_a_gpu() -> None:
     (row,) = rows(rank(3, gpu_percent=97, gpu_bytes=71 << 30, state="R"))
-    assert cells(row) == ("3", "n0", "running", "0:02", "-", "100M", "8", "97", "71.0G", "line of 3")
+    assert cells(row) == ("3", "n0", "running", "0:02", "-", "100M", "8", "97", "71.0G", "-", "line of 3")
+
+
+def test_how_much_a_rank_waits_has_a_column_once_it_was_sampled() -> None:
+    sampled, other = rows(rank(0, wait_percent=58), rank(1))
+    assert (cells(sampled)[9], cells(other)[9]) == ("58", "-")
+    assert "WAIT%" in Layout([cells(sampled), cells(other)], None).title()
+    assert "WAIT%" not in Layout([cells(other)], None).title()
 
 
 # Fewer rows.
@@ -112,6 +119,7 @@ STATUSES = st.builds(
     threads=st.integers(0, 5000),
     gpu_percent=st.integers(-1, 100),
     gpu_bytes=st.integers(0, 1 << 38),
+    wait_percent=st.integers(-1, 100),
     said=st.text(max_size=40),
 )
 JOBS = st.lists(STATUSES, max_size=30, unique_by=lambda one: one.rank).map(
@@ -174,11 +182,11 @@ def test_sorting_keeps_every_row(job: list[NodeStatus], name: str, is_reversed: 
 
 
 def test_a_narrow_terminal_has_fewer_columns() -> None:
-    texts = [cells(one) for one in rows(rank(0, gpu_percent=3, gpu_bytes=MIB), rank(1))]
+    texts = [cells(one) for one in rows(rank(0, gpu_percent=3, gpu_bytes=MIB, wait_percent=9), rank(1))]
     names = {width: [one.name for one in Layout(texts, width).columns] for width in (120, 60, 40, 20, 5)}
     assert names[120] == [one.name for one in COLUMNS]
-    assert names[60] == ["RANK", "HOST", "STATE", "TIME", "CPU%", "MEM", "THR", "GPU%", "GPUMEM"]
-    assert names[40] == ["RANK", "STATE", "CPU%", "MEM", "GPU%", "GPUMEM"]
+    assert names[60] == ["RANK", "HOST", "STATE", "TIME", "CPU%", "MEM", "GPU%", "GPUMEM", "WAIT%"]
+    assert names[40] == ["RANK", "STATE", "CPU%", "MEM", "GPU%", "WAIT%"]
     assert names[20] == ["RANK", "STATE", "CPU%"]
     assert names[5] == ["RANK"]
 

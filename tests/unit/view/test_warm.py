@@ -32,11 +32,10 @@ def test_a_server_is_a_row() -> None:
 
 
 def test_the_command_line_of_a_job_is_split_off() -> None:
-    assert warm.split_line(["start", "--preload", "torch", "dsl", "--num_gpus", "2", "a.py"]) == (
-        ["start", "--preload", "torch"],
-        ["dsl", "--num_gpus", "2", "a.py"],
-    )
-    assert warm.split_line(["stop", "812"]) == (["stop", "812"], [])
+    options = warm.WARM.read(["start", "--preload", "torch", "dsl", "--num_gpus", "2", "a.py"])
+    assert (options.preload, options.words) == ("torch", ["dsl", "--num_gpus", "2", "a.py"])
+    options = warm.WARM.read(["stop", "812"])
+    assert (options.pids, options.words) == (["812"], [])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_the_command_line_of_a_job_is_split_off() -> None:
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert warm.main(words) == 2
+    assert warm.WARM.main(words) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"dsl-warm: error: {said}")
     assert error.count("\n") == 1

@@ -64,9 +64,9 @@ fn holds_for_any_bytes(data: &[u8], places: &[usize], longest: usize) {
     let found = fed(&mut parser, pieces.iter().map(Vec::as_slice));
     assert_eq!(found, whole);
     if found.1.is_none() {
-        assert!(parser.held() < longest + HEAD_LEN);
+        assert!(parser.held.len() < longest + HEAD_LEN);
         let read: usize = found.0.iter().map(Vec::len).sum();
-        assert_eq!(read + parser.held(), data.len());
+        assert_eq!(read + parser.held.len(), data.len());
     }
 }
 
@@ -99,7 +99,7 @@ proptest! {
         let pieces = cut(&data, &places);
         let found = fed(&mut parser, pieces.iter().map(Vec::as_slice));
         prop_assert_eq!(found, (frames, None));
-        prop_assert_eq!(parser.held(), 0);
+        prop_assert_eq!(parser.held.len(), 0);
     }
 
     #[test]

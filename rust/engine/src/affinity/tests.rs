@@ -72,73 +72,51 @@ fn lists_are_written_in_their_shortest_form() {
 }
 
 #[test]
-fn the_first_cpu_outside_of_the_mask_is_named() {
-    assert_eq!(validate(&[0, 3], &[0, 1, 2, 3]), Ok(()));
-    let message = validate(&[1, 9, 10], &[0, 1, 2, 3]).unwrap_err().to_string();
-    assert_eq!(message, "cpu 9 is not among the cpus this process may use (0-3)");
+fn the_first_cpu_or_node_outside_of_the_mask_is_named() {
+    let allowed = Allowed {
+        cpus: vec![0, 1, 2, 3],
+        nodes: vec![0, 1],
+    };
+    assert_eq!(allowed.refuses(&[0, 3], &[1]), None);
     assert_eq!(
-        validate(&[], &[0]).unwrap_err().to_string(),
-        "a binding needs at least one cpu"
+        allowed.refuses(&[1, 9, 10], &[2]).unwrap(),
+        "cpu 9 is not among the cpus this process may use (0-3)"
     );
-    let message = validate_nodes(&[0, 2], &[0, 1]).unwrap_err().to_string();
     assert_eq!(
-        message,
+        allowed.refuses(&[], &[0, 2]).unwrap(),
         "NUMA node 2 is not among those whose memory this process may use (0-1)"
     );
 }
 
 fn two_nodes() -> FakeRoot {
     FakeRoot::with(&[
-        ("sys/devices/system/node/online", "0-2\n"),
         ("sys/devices/system/node/has_memory", "0,2\n"),
-        ("sys/devices/system/node/node0/cpulist", "0-1,4-5\n"),
-        ("sys/devices/system/node/node1/cpulist", "2-3,6-7\n"),
-        ("sys/devices/system/node/node2/cpulist", "\n"),
         ("sys/devices/system/cpu/online", "0-6\n"),
+        (
+            "proc/thread-self/status",
+            "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t1-127\nMems_allowed_list:\t0-1\n",
+        ),
     ])
 }
 
 #[test]
-fn nodes_without_memory_and_nodes_without_cpus_are_told_apart() {
-    let nodes = numa_nodes(two_nodes().path()).unwrap();
-    let facts: Vec<_> = nodes
-        .iter()
-        .map(|node| (node.id, format_cpulist(&node.cpus), node.has_memory))
-        .collect();
-    assert_eq!(
-        facts,
-        [
-            (0, "0-1,4-5".to_owned(), true),
-            (1, "2-3,6-7".to_owned(), false),
-            (2, String::new(), true)
-        ]
-    );
-}
-
-#[test]
 fn a_kernel_without_numa_is_one_node() {
-    let root = FakeRoot::with(&[("sys/devices/system/cpu/online", "0-3\n")]);
-    let expected = NumaNode {
-        id: 0,
-        cpus: vec![0, 1, 2, 3],
-        has_memory: true,
-    };
-    assert_eq!(numa_nodes(root.path()).unwrap(), [expected]);
+    let root = two_nodes();
+    std::fs::remove_dir_all(root.path().join("sys/devices/system/node")).unwrap();
+    assert_eq!(Allowed::read(root.path()).unwrap().nodes, [0]);
 }
 
 #[test]
 fn a_broken_topology_is_an_error_that_names_the_file() {
     let root = two_nodes();
-    std::fs::remove_file(root.path().join("sys/devices/system/node/node1/cpulist")).unwrap();
-    let message = numa_nodes(root.path()).unwrap_err().to_string();
-    assert!(message.contains("node1/cpulist"), "{message}");
+    std::fs::remove_file(root.path().join("sys/devices/system/cpu/online")).unwrap();
+    let message = Allowed::read(root.path()).unwrap_err().to_string();
+    assert!(message.contains("cpu/online"), "{message}");
 }
 
 #[test]
 fn offline_cpus_and_nodes_without_memory_are_not_allowed() {
     let root = two_nodes();
-    let status = "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t1-127\nMems_allowed_list:\t0-1\n";
-    root.file("proc/thread-self/status", status.as_bytes());
     let allowed = Allowed::read(root.path()).unwrap();
     assert_eq!(
         (format_cpulist(&allowed.cpus), allowed.nodes),

@@ -1,12 +1,12 @@
 //! One worker from its order to its gate, as the engine sees it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::net::{Shutdown, shutdown};
 
 use super::message::Entered;
 use super::socket;
-use crate::sys::clone::Step;
+use crate::event::Stage;
 
 /// A worker that a server has forked.
 #[derive(Debug)]
@@ -20,19 +20,11 @@ pub(crate) struct Delivery {
 /// opened.
 #[derive(Debug)]
 pub(crate) struct Ordered {
-    pub(super) order: u64,
-    pub(super) gate: OwnedFd,
+    pub(crate) order: u64,
+    pub(crate) gate: OwnedFd,
 }
 
 impl Ordered {
-    pub(crate) fn order(&self) -> u64 {
-        self.order
-    }
-
-    pub(crate) fn gate(&self) -> BorrowedFd<'_> {
-        self.gate.as_fd()
-    }
-
     /// Lets the worker run.
     pub(crate) fn open(&self) {
         // A failure means that it has just died.
@@ -61,5 +53,5 @@ pub(crate) enum Delivered {
 
 /// Whether a child found its server dead when it entered: then every other child will find it dead as well.
 pub(super) fn has_lost_parent(entered: &Entered) -> bool {
-    matches!(entered.result, Err(failure) if failure.step == Step::ParentDeath)
+    matches!(entered.result, Err(failure) if failure.step == Stage::ParentDeath)
 }

@@ -87,7 +87,8 @@ impl Imports {
             return Look::Lost(OUT_OF_TIME);
         }
         self.next_look = now.checked_add(self.patience.slow.max(LEAST_PAUSE));
-        let is_stopped = procfs::is_halted(pid);
+        // By a signal, not by a debugger.
+        let is_stopped = procfs::state(pid) == Some(b'T');
         if std::mem::replace(&mut self.was_stopped, is_stopped) && is_stopped {
             return Look::Lost(STOPPED);
         }

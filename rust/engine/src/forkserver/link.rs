@@ -14,10 +14,10 @@ use super::order::{Order, Trace};
 use super::pages;
 use super::socket;
 use super::wire::Wire as _;
-use crate::clearing::{Clearing, Left, Next};
+use crate::clearing::{Clearing, Left};
 use crate::error::Error;
 use crate::orphans::reap;
-use crate::poller::{Poller, wait_readable};
+use crate::poller::Poller;
 use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
 use crate::sys::{self, own_pid};
@@ -57,7 +57,7 @@ struct Ends {
     is_gathered: bool,
     /// SIGCHLD, in a branch, which adopts what its workers leave.
     intake: Option<OwnedFd>,
-    /// Kept until the engine has said something, by which time it has met this branch.
+    /// Kept until the engine orders a worker, by which time it has met this branch.
     release: Option<OwnedFd>,
     /// Orders whose workers are dead, but whose deaths the kernel does not show us yet.
     traced: Vec<u64>,
@@ -138,7 +138,11 @@ impl Link {
     pub fn clear(&self) {
         let Ok(ends) = self.ends() else { return };
         if let Some(intake) = &ends.intake
-            && clear(intake.as_fd())
+            && Clearing::begin(Tree::open(), Left::default()).finish(
+                Scope::below_us(&[]),
+                intake.as_fd(),
+                || false,
+            )
         {
             let _ = socket::send(&ends.socket, &Report::Cleared.encode(), &[], false);
         }
@@ -193,14 +197,14 @@ impl Link {
         // If no other process holds the child's end of the gate open, the engine sees on its own end when the child
         // ends.
         order.let_go();
-        ends.take_in(order.number(), pid)
+        ends.take_in(order.number, pid)
     }
 
     /// Reports that no process could be forked for an order.
     pub fn not_forked(&mut self, order: &mut Order, errno: i32) -> Result<(), Error> {
         let ends = self.ends_mut()?;
         order.let_go();
-        let order = order.number();
+        let order = order.number;
         ends.tell(&Report::NotForked { order, errno })
     }
 
@@ -236,8 +240,11 @@ impl Drop for Link {
 
 impl Ends {
     fn heard(&mut self, bytes: &[u8]) -> Option<Command> {
-        self.release = None;
-        Command::decode(bytes)
+        let command = Command::decode(bytes);
+        if matches!(command, Some(Command::Start { .. })) {
+            self.release = None;
+        }
+        command
     }
 
     fn tell(&self, report: &Report) -> Result<(), Error> {
@@ -332,32 +339,34 @@ impl Ends {
 
     /// Reaps what workers have left, as it dies.
     fn reap_orphans(&self) {
-        while self.intake.as_ref().is_some_and(has_signal) {}
+        if let Some(intake) = &self.intake {
+            signal::drain(intake.as_fd());
+        }
         let workers: Vec<i32> = self.workers.values().map(|worker| worker.pid).collect();
         reap(&workers);
     }
 }
 
-/// Ends everything below this process. Returns whether nothing is left.
-fn clear(intake: BorrowedFd<'_>) -> bool {
-    let mut clearing = Clearing::begin(Tree::open(), Left::default());
-    loop {
-        match clearing.look(Scope::below_us(&[]), false) {
-            Next::Done => return true,
-            Next::GiveUp => return false,
-            Next::LookAgain(pause) => {
-                wait_readable(&[intake], pause);
-                while has_signal(intake) {}
-            }
-        }
-    }
-}
-
-/// Takes a signal, if there is one.
-fn has_signal(intake: impl AsFd) -> bool {
-    signal::read_intake(intake.as_fd()).is_ok_and(|received| received.is_some())
-}
-
 fn bad_message() -> Error {
     Error::os("understand the engine")(io::Error::from(io::ErrorKind::InvalidData))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poller::is_readable;
+
+    #[test]
+    fn the_server_before_stays_until_the_first_order_because_the_engine_may_not_have_met_the_branch() {
+        let (_engine, theirs) = socket::pair().unwrap();
+        let (end, release) = rustix::pipe::pipe().unwrap();
+        let mut link = Link::of_branch(theirs, Arc::default(), own_pid(), Some(release)).unwrap();
+        let mut hears = |command: Command| {
+            let _ = link.ends_mut().unwrap().heard(&command.encode());
+            is_readable(&end)
+        };
+        assert!(!hears(Command::Expect { workers: 2 }));
+        assert!(!hears(Command::Reap { through: 0 }));
+        assert!(hears(Command::Start { order: 1 }));
+    }
 }

@@ -9,15 +9,14 @@ use std::sync::Arc;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, fchdir, getrlimit, setrlimit};
 
-use super::message::Entered;
-use super::parcel;
-use super::plan::{Plan, Stderr};
+use super::message::{Entered, Plan, Stderr};
 use super::socket;
 use super::wire::Wire as _;
 use crate::error::Error;
+use crate::event::Stage;
 use crate::features::Features;
 use crate::spawn::all_descriptors;
-use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource, Step};
+use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource};
 use crate::sys::signal::{self, Action};
 use crate::sys::{ForkedChild, exit, exit_now, face};
 
@@ -41,7 +40,7 @@ impl Trace {
             actions: signal::own_actions(),
             open_files: (open_files != *before).then_some(open_files),
         };
-        exit::write_streams();
+        exit::write_free_streams();
         // A process that ignores SIGCHLD cannot learn how its children end.
         signal::reset(libc::SIGCHLD).map_err(Error::os("listen for deaths"))?;
         // It needs a descriptor for each worker. A worker gets its own limit when it enters. If this fails, the server
@@ -57,7 +56,7 @@ impl Trace {
 
 /// An order of the engine, in the server and in the child that it forks.
 pub struct Order {
-    number: u64,
+    pub(super) number: u64,
     server: i32,
     /// The process that may look into the worker, and whose descendants may; 0 if it is gone.
     observer: i32,
@@ -106,10 +105,6 @@ impl Order {
             plan,
             fds: Some(descriptors),
         })
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.number
     }
 
     /// Closes this process's copies of the worker's descriptors.
@@ -178,8 +173,8 @@ impl Order {
                 errno: errno.raw_os_error(),
             }
         };
-        let aside = |fd: &OwnedFd| fcntl_dupfd_cloexec(fd, highest + 1).map_err(at(Step::Stdio));
-        fchdir(&fds.directory).map_err(at(Step::Chdir))?;
+        let aside = |fd: &OwnedFd| fcntl_dupfd_cloexec(fd, highest + 1).map_err(at(Stage::Stdio));
+        fchdir(&fds.directory).map_err(at(Stage::Chdir))?;
         let streams: Vec<OwnedFd> = fds.streams.iter().map(aside).collect::<Result<_, _>>()?;
         let kept: Vec<OwnedFd> = fds.kept.iter().map(aside).collect::<Result<_, _>>()?;
         let numbers = self.plan.kept.iter();
@@ -191,7 +186,7 @@ impl Order {
             Vec::new()
         } else {
             all_descriptors().map_err(|_| Failure {
-                step: Step::Descriptors,
+                step: Stage::Descriptors,
                 errno: libc::EMFILE,
             })?
         };
@@ -271,5 +266,5 @@ impl Order {
 }
 
 fn read_plan(file: &File) -> io::Result<Plan> {
-    Plan::decode(&parcel::unpack(file)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    Plan::decode(&socket::unpack(file)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::kernel_file;
-use crate::sys::memory;
+use crate::sys;
 
 /// The size of huge pages on most kernels. A kernel with larger huge pages refuses smaller ranges.
 const HUGE_BYTES: usize = 2 << 20;
@@ -29,7 +29,7 @@ pub(super) fn gather() {
                 if begin.elapsed() > LONGEST {
                     return;
                 }
-                let _ = memory::collapse(&(start..range.end.min(start + PIECE_BYTES)));
+                let _ = sys::collapse(&(start..range.end.min(start + PIECE_BYTES)));
             }
         }
     }

@@ -10,9 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::delivery::{Delivered, Delivery, Ordered, has_lost_parent};
 use super::estate::{self, Estate};
 use super::imports::{Imports, Look, OUT_OF_TIME, PREPARED, Patience};
-use super::message::{Command, Entered, Report, VERSION};
-use super::parcel;
-use super::plan::Plan;
+use super::message::{Command, Entered, Plan, Report, VERSION};
 use super::socket::{self, MOST_DESCRIPTORS};
 use super::speaker::{Child, Distrust, Origin, Speaker};
 use super::wire::Wire as _;
@@ -75,26 +73,28 @@ pub(crate) struct Server {
     branch: Option<(u64, Peer)>,
     /// `None` once it is reaped, and for a branch before its hello.
     pidfd: Option<OwnedFd>,
-    /// `None` once one side has hung up.
-    link: Option<OwnedFd>,
+    /// `None` once one side has hung up, as a server does when it dies.
+    pub(crate) link: Option<OwnedFd>,
     words: Words,
     procfs: Option<ProcFs>,
     /// The process that has said hello.
     speaker: Option<Speaker>,
     /// The warm server that has forked this branch, with its start time.
     adopter: Option<(i32, u64)>,
-    estate: Estate,
+    /// What is known about the processes that it has left.
+    pub(crate) estate: Estate,
     /// How the branch of a warm server has ended, as its server tells.
     death: Option<Death>,
     /// The signal that ended the server, if one did.
-    fatal_signal: Option<i32>,
+    pub(crate) fatal_signal: Option<i32>,
     /// Whether its reports are no longer trusted.
     is_distrusted: bool,
-    state: State,
+    pub(crate) state: State,
     imports: Imports,
-    news: Vec<News>,
-    /// Whether a message was read since [`Server::take_heard`] was last called.
-    has_heard: bool,
+    /// News that nobody has taken yet.
+    pub(crate) news: Vec<News>,
+    /// Whether messages were read that may still need a reaction: while we wait for one report, others arrive, too.
+    pub(crate) has_heard: bool,
     /// Whether it has failed to report a death in time, and has sent no message since.
     is_silent: bool,
     orders: u64,
@@ -162,10 +162,6 @@ impl Server {
         }
     }
 
-    pub(crate) fn state(&self) -> State {
-        self.state
-    }
-
     /// When to look at it, if it still imports.
     pub(crate) fn due(&self) -> Option<Instant> {
         (self.state == State::Preparing).then(|| self.imports.due())
@@ -193,34 +189,6 @@ impl Server {
     /// workers.
     pub(crate) fn is_distrusted(&self) -> bool {
         self.is_distrusted && self.link.is_some()
-    }
-
-    /// The link, while the server lives.
-    pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(AsFd::as_fd)
-    }
-
-    /// What is known about the processes that it has left.
-    pub(crate) fn estate(&self) -> &Estate {
-        &self.estate
-    }
-
-    pub(crate) fn fatal_signal(&self) -> Option<i32> {
-        self.fatal_signal
-    }
-
-    pub(crate) fn take_news(&mut self) -> Vec<News> {
-        std::mem::take(&mut self.news)
-    }
-
-    /// Whether messages were read that may still need a reaction: while we wait for one report, others arrive, too.
-    pub(crate) fn has_heard(&self) -> bool {
-        self.has_heard
-    }
-
-    /// Like [`Server::has_heard`], but resets the note: the caller reacts to all messages now.
-    pub(crate) fn take_heard(&mut self) -> bool {
-        std::mem::take(&mut self.has_heard)
     }
 
     /// Reads its messages and output. If the server has hung up, waits for its end and reaps it.
@@ -429,7 +397,7 @@ impl Server {
 
     fn send_order(&self, order: u64, plan: &Plan, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
         let link = self.link.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        let file = parcel::pack(c"dsl-order", &plan.encode())?;
+        let file = socket::pack(c"dsl-order", &plan.encode())?;
         let (gate, theirs) = socket::pair()?;
         let fixed = [file.as_fd(), theirs.as_fd()];
         let all: Vec<BorrowedFd<'_>> = fixed.into_iter().chain(fds.iter().map(AsFd::as_fd)).collect();
@@ -566,7 +534,7 @@ impl Server {
     }
 
     fn close_words(&mut self, poller: &Poller) {
-        if let Some(pipe) = self.words.take_pipe() {
+        if let Some(pipe) = self.words.pipe.take() {
             poller.forget(pipe);
         }
     }

@@ -15,10 +15,9 @@ mod marks;
 mod place;
 mod reach;
 mod request;
-mod standing;
 
 pub use door::{Call, Door};
 pub use identity::{digest, key};
 pub use marks::{Detail, Marks};
 pub use place::{is_in_job, obstacle};
-pub use request::{Purpose, Request, ask, join, listen};
+pub use request::{Purpose, Request, ask, join, join_all, listen};

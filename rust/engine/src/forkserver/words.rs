@@ -12,8 +12,8 @@ const LAST_READS: usize = 64;
 
 /// The end of the output that a server has written to stdout and stderr.
 pub(super) struct Words {
-    /// The pipe of stdout and stderr; `None` once we no longer read it.
-    pipe: Option<OwnedFd>,
+    /// The pipe of stdout and stderr; `None` once we no longer read it, and writes to it fail.
+    pub(super) pipe: Option<OwnedFd>,
     tail: Vec<u8>,
     /// Number of bytes before `tail`, which are not kept.
     dropped: u64,
@@ -27,11 +27,6 @@ impl Words {
             tail: Vec::new(),
             dropped: 0,
         }
-    }
-
-    /// Stops reading and returns the pipe. Writes to the pipe fail when the caller has closed it.
-    pub(super) fn take_pipe(&mut self) -> Option<OwnedFd> {
-        self.pipe.take()
     }
 
     /// Reads a piece of the output, and returns how many bytes. 0: all writers have closed the pipe. `None`: there

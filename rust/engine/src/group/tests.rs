@@ -1,4 +1,5 @@
 use super::*;
+use crate::spec::WorkerSpec;
 
 mod world;
 
@@ -28,6 +29,15 @@ const KILL: Input = Input::Kill {
 const FIRST_KILL: Action = Action::KillTree { first: true };
 const END: Action = Action::End { survivors: false };
 
+fn launch(workers: usize, on_failure: OnFailure, grace: Duration) -> LaunchSpec {
+    LaunchSpec {
+        workers: vec![WorkerSpec::default(); workers],
+        on_failure,
+        grace,
+        ..LaunchSpec::default()
+    }
+}
+
 /// A group with a clock that starts at zero.
 struct Scene {
     group: Group,
@@ -37,7 +47,7 @@ struct Scene {
 impl Scene {
     fn with(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
         Self {
-            group: Group::new(workers, on_failure, grace, SignalScope::Group, false),
+            group: Group::new(&launch(workers, on_failure, grace), false),
             zero: Instant::now(),
         }
     }
@@ -126,7 +136,7 @@ fn a_group_that_ends_by_itself_asks_for_what_is_left_once_and_never_ticks() {
     scene.is(2, GONE, &[END]);
     assert!(scene.has_ended());
     assert_eq!(scene.group.next_tick(), None);
-    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.stop_signal, None);
 }
 
 #[test]
@@ -231,7 +241,7 @@ fn the_failure_of_an_added_worker_stops_the_others_and_theirs_cancels_it() {
 /// An open group of no workers, which reports failures.
 fn open() -> Scene {
     let mut scene = Scene::with(0, OnFailure::Report, GRACE);
-    scene.group = scene.group.open(true, None);
+    scene.group.stays_open = true;
     scene
 }
 
@@ -274,7 +284,7 @@ fn what_the_workers_of_an_open_group_have_left_running_ends_with_the_group() {
 #[test]
 fn a_failure_ends_an_open_group_if_it_stops_the_others() {
     let mut scene = Scene::started(1, 1);
-    scene.group = scene.group.open(true, None);
+    scene.group.stays_open = true;
     scene.is(0, FAILED, &[Action::CheckTree]);
     scene.is(0, GONE, &[END]);
 }
@@ -283,7 +293,7 @@ fn a_failure_ends_an_open_group_if_it_stops_the_others() {
 fn so_many_workers_run_at_once_and_ordered_ones_count() {
     let mut scene = Scene::with(4, OnFailure::Report, GRACE);
     assert!(scene.group.has_room(1_000_000));
-    scene.group = scene.group.open(false, Some(2));
+    scene.group.at_once = 2;
     assert!(scene.group.has_room(1) && !scene.group.has_room(2));
     for _ in 0..2 {
         scene.is(0, Input::Started, &[]);
@@ -455,7 +465,7 @@ fn a_stop_ends_what_workers_have_left_and_a_second_one_kills_it() {
     scene.is(3_000, signalled(libc::SIGINT), &asked);
     scene.next_tick_is(5_000);
     scene.is(3_100, stop_after(0), &[FIRST_KILL]);
-    assert_eq!(scene.group.stop_signal(), Some(libc::SIGINT));
+    assert_eq!(scene.group.stop_signal, Some(libc::SIGINT));
     let mut scene = lingering(30_000);
     scene.is(3_000, KILL, &[FIRST_KILL]);
 }
@@ -531,16 +541,16 @@ fn a_kill_ends_as_soon_as_nothing_is_left() {
 fn the_stop_signal_is_the_users_first_and_nobody_elses() {
     let mut scene = Scene::started(2, 2);
     scene.step(0, REQUEST);
-    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.stop_signal, None);
     scene.step(1, signalled(libc::SIGTERM));
     scene.step(2, signalled(libc::SIGINT));
-    assert_eq!(scene.group.stop_signal(), Some(libc::SIGTERM));
+    assert_eq!(scene.group.stop_signal, Some(libc::SIGTERM));
     assert_eq!(scene.group.wanted_end(), Some(libc::SIGTERM));
 
     let mut scene = Scene::started(2, 2);
     scene.step(0, FAILED);
     scene.step(1, KILL);
-    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.stop_signal, None);
 }
 
 #[test]
@@ -570,7 +580,7 @@ fn a_preemption_is_reported_passed_on_and_has_a_deadline_of_its_own() {
     scene.is(120_004, Input::Tick, &[]);
     scene.is(120_005, Input::Tick, &[FIRST_KILL]);
     assert_eq!(scene.group.moment(), Moment::Ending);
-    assert_eq!(scene.group.stop_signal(), Some(libc::SIGUSR1));
+    assert_eq!(scene.group.stop_signal, Some(libc::SIGUSR1));
 }
 
 #[test]
@@ -581,7 +591,7 @@ fn a_preempted_group_ends_as_always_and_a_failure_in_it_stops_nobody() {
     scene.next_tick_is(60_000);
     scene.is(2, CLEAN, &[Action::CheckTree]);
     scene.is(2, GONE, &[END]);
-    assert_eq!(scene.group.stop_signal(), Some(libc::SIGUSR1));
+    assert_eq!(scene.group.stop_signal, Some(libc::SIGUSR1));
 }
 
 #[test]
@@ -621,7 +631,7 @@ fn a_second_stop_after_a_preemption_is_one_of_any_other_stop() {
     scene.is(2_000, stop_after(20_000), &[]);
     scene.next_tick_is(11_000);
     scene.is(3_000, stop_after(0), &[FIRST_KILL]);
-    assert_eq!(scene.group.stop_signal(), Some(libc::SIGUSR1));
+    assert_eq!(scene.group.stop_signal, Some(libc::SIGUSR1));
 }
 
 #[test]
@@ -630,10 +640,10 @@ fn a_preemption_of_a_group_that_is_being_stopped_changes_nothing() {
     for end in ends {
         let mut scene = Scene::started(2, 2);
         scene.step(0, end);
-        let (due, signal) = (scene.group.next_tick(), scene.group.stop_signal());
+        let (due, signal) = (scene.group.next_tick(), scene.group.stop_signal);
         scene.is(1, preempt(5), &[]);
         assert_eq!(scene.group.next_tick(), due);
-        assert_eq!(scene.group.stop_signal(), signal);
+        assert_eq!(scene.group.stop_signal, signal);
         assert_eq!(scene.group.moment(), Moment::Ending);
     }
 }
@@ -679,7 +689,7 @@ fn a_death_after_the_end_is_no_reason_to_look_at_the_tree_again() {
 /// A running group whose owner decides what a signal does.
 fn telling(workers: usize) -> Scene {
     let mut scene = Scene::with(workers, OnFailure::Report, GRACE);
-    scene.group = Group::new(workers, OnFailure::Report, GRACE, SignalScope::Group, true);
+    scene.group.told = Some(UNTOLD);
     for _ in 0..workers {
         scene.is(0, Input::Started, &[]);
     }
@@ -699,18 +709,18 @@ fn a_signal_that_is_only_told_changes_what_the_next_one_means_and_nothing_else()
         assert_eq!(scene.group.moment(), moment, "{input:?}");
     }
     assert_eq!(scene.group.next_tick(), None);
-    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.stop_signal, None);
     assert_eq!(scene.group.wanted_end(), Some(libc::SIGUSR1));
     scene.is(20, CLEAN, &[]);
     scene.is(30, CLEAN, &[Action::CheckTree]);
     scene.is(30, GONE, &[END]);
-    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.stop_signal, None);
 }
 
 #[test]
 fn a_signal_that_is_only_told_leaves_workers_to_be_started() {
     let mut scene = Scene::with(2, OnFailure::Stop, GRACE);
-    scene.group = Group::new(2, OnFailure::Stop, GRACE, SignalScope::Rank, true);
+    scene.group.told = Some(UNTOLD);
     scene.is(0, signalled(libc::SIGTERM), &[]);
     assert!(scene.group.may_start());
 }
@@ -730,7 +740,7 @@ fn whoever_is_told_of_signals_stops_and_kills_as_ever_and_so_does_a_lost_guard()
     scene.is(200, signalled(libc::SIGTERM), &[]);
     scene.next_tick_is(500);
     scene.is(300, KILL, &[FIRST_KILL]);
-    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.stop_signal, None);
     let lost = Input::Kill {
         reason: StopReason::GuardLost,
     };

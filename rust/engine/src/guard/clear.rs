@@ -4,11 +4,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::cgroup::JobCgroup;
-use crate::clearing::{CLEAR_PATIENCE, Clearing, Left, Next};
+use rustix::event::PollFlags;
+
+use crate::cgroup::Cgroup;
+use crate::clearing::{CLEAR_PATIENCE, Clearing, Left};
 use crate::event::Survivor;
 use crate::forkserver::estate;
-use crate::guard::wait_for;
+use crate::poller::poll_once;
 use crate::sys::signal;
 use crate::sys::wait::{Target, try_wait};
 use crate::tree::{Scope, Tree};
@@ -26,7 +28,7 @@ const REMOVAL_RETRY: Duration = Duration::from_millis(5);
 pub(super) struct Leftovers<'a> {
     /// Connections with warm servers, on which we have hung up.
     pub(super) links: &'a [OwnedFd],
-    pub(super) cgroup: Option<&'a JobCgroup>,
+    pub(super) cgroup: Option<&'a Cgroup>,
     pub(super) token: &'a str,
     /// The agent was killed, so it has not ended the job by itself.
     pub(super) agent_killed: bool,
@@ -93,8 +95,8 @@ fn ends_within(child: i32, patience: Duration, intake: BorrowedFd<'_>) -> bool {
         if rest.is_zero() {
             return false;
         }
-        let _ = wait_for([Some(intake), None], Some(rest));
-        while let Ok(Some(_)) = signal::read_intake(intake) {}
+        let _ = poll_once(&[intake], PollFlags::IN, Some(rest));
+        signal::drain(intake);
     }
     true
 }
@@ -123,22 +125,14 @@ fn kill_all(left: &Leftovers<'_>, tree: io::Result<Tree>, intake: BorrowedFd<'_>
         are_astray: left.agent_killed,
     };
     let mut clearing = Clearing::begin(tree, known);
-    loop {
-        let is_populated = left.cgroup.is_some_and(kill_cgroup);
-        match clearing.look(left.scope(), is_populated) {
-            Next::Done => return (clearing.ended, Vec::new()),
-            Next::GiveUp => return (clearing.ended, clearing.survivors(left.scope())),
-            Next::LookAgain(pause) => {
-                // SIGCHLD ends the wait. The time limit is for processes that are not our children.
-                let _ = wait_for([Some(intake), None], Some(pause));
-                while let Ok(Some(_)) = signal::read_intake(intake) {}
-            }
-        }
-    }
+    let is_done = clearing.finish(left.scope(), intake, || left.cgroup.is_some_and(kill_cgroup));
+    let ended = clearing.ended;
+    let survivors = (!is_done).then(|| clearing.survivors(left.scope()));
+    (ended, survivors.unwrap_or_default())
 }
 
 /// Kills everything in a cgroup. Returns whether there was anything.
-fn kill_cgroup(cgroup: &JobCgroup) -> bool {
+fn kill_cgroup(cgroup: &Cgroup) -> bool {
     let is_populated = cgroup.populated().unwrap_or(false);
     if is_populated {
         // A failure leaves the work to the passes over the process table.
@@ -148,11 +142,11 @@ fn kill_cgroup(cgroup: &JobCgroup) -> bool {
 }
 
 /// Removes the job's cgroup; processes that have just died may hold it for a moment.
-fn remove_cgroup(job: &JobCgroup) {
+fn remove_cgroup(job: &Cgroup) {
     for _ in 0..REMOVALS {
         if job.remove() {
             return;
         }
-        let _ = wait_for([None, None], Some(REMOVAL_RETRY));
+        let _ = poll_once(&[], PollFlags::IN, Some(REMOVAL_RETRY));
     }
 }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Rlimit, Signal, getpid, getppid, kill_current_process_group, kill_process, pidfd_open,
@@ -11,7 +12,7 @@ use rustix::process::{
 
 use crate::error::Error;
 use crate::features::Features;
-use crate::guard::wait_for;
+use crate::poller::poll_once;
 use crate::procfs::ProcFs;
 use crate::signals::{GUARD_DEATH, Passage, Table};
 use crate::sys::signal::{self, Received, SignalSet};
@@ -74,8 +75,10 @@ impl AgentProcess {
 
     /// Waits for a signal or for the agent's death. Without a pidfd, only the signal SIGCHLD reports the death.
     pub(super) fn wait(&self, intake: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<(), Error> {
-        let pidfd = self.pidfd.as_ref().map(AsFd::as_fd);
-        wait_for([Some(intake), pidfd], timeout).map_err(Error::os("poll"))
+        let fds: Vec<BorrowedFd<'_>> = self.pidfd.iter().map(AsFd::as_fd).chain([intake]).collect();
+        poll_once(&fds, PollFlags::IN, timeout)
+            .map(drop)
+            .map_err(Error::os("poll"))
     }
 
     pub(super) fn try_wait(&self) -> Option<Death> {

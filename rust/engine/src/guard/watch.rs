@@ -20,7 +20,8 @@ pub(super) struct Watch {
     reopens: bool,
     requests: Requests,
     deadline: Option<Instant>,
-    terminal_interrupt: bool,
+    /// Whether the terminal's Ctrl-C was among the signals.
+    pub(super) terminal_interrupt: bool,
 }
 
 impl Watch {
@@ -72,11 +73,6 @@ impl Watch {
     /// Whether to kill the agent. True once per deadline.
     pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
         self.deadline.take_if(|deadline| now >= *deadline).is_some()
-    }
-
-    /// Whether the terminal's Ctrl-C was among the signals.
-    pub(super) fn saw_terminal_interrupt(&self) -> bool {
-        self.terminal_interrupt
     }
 }
 

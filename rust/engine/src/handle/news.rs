@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::bell::Bell;
 use crate::error::Error;
 use crate::event::Event;
+use crate::poller::Bell;
 use crate::poller::Poller;
 use crate::sys::signal::{self, SignalSet, Wake};
 

@@ -1,3 +1,8 @@
+#![expect(clippy::disallowed_types, reason = "the process here is what is counted")]
+
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Barrier};
+
 use proptest::prelude::*;
 
 use super::*;
@@ -20,14 +25,14 @@ fn refusal(limits: &Limits, need: &Need) -> String {
 
 #[test]
 fn what_is_unknown_or_unlimited_refuses_nothing() {
-    assert_eq!(Limits::default().check(&NEED), Ok(Adjust { nofile: None }));
+    assert_eq!(Limits::default().check(&NEED), Ok(None));
     let all = Need {
         workers: usize::MAX,
         threads: usize::MAX,
         fds_per_worker: usize::MAX,
         fds_base: usize::MAX,
     };
-    assert_eq!(Limits::default().check(&all), Ok(Adjust { nofile: None }));
+    assert_eq!(Limits::default().check(&all), Ok(None));
 }
 
 #[test]
@@ -44,11 +49,7 @@ fn the_soft_limit_is_raised_to_what_is_needed_and_only_then() {
             nofile_hard: hard,
             ..Limits::default()
         };
-        assert_eq!(
-            limits.check(&NEED),
-            Ok(Adjust { nofile: raised }),
-            "{soft:?} {hard:?}"
-        );
+        assert_eq!(limits.check(&NEED), Ok(raised), "{soft:?} {hard:?}");
     }
 }
 
@@ -317,7 +318,7 @@ proptest! {
                 limits.pid_max = Some(usage(shortage.needed, used));
             }
         }
-        let raised = limits.check(&need).unwrap_or_default().nofile;
+        let raised = limits.check(&need).unwrap_or_default();
         prop_assert!(raised.is_none_or(|files| Some(files) <= limits.nofile_hard && files > hard / 2));
     }
 }
@@ -340,4 +341,36 @@ fn threads_for_the_group_count_beside_the_workers() {
         "3 workers need 6 more processes and threads, but this user's limit is 10 and 5 are in use: \
          raise it with ulimit -u 11 or LimitNPROC=11"
     );
+}
+
+#[test]
+fn every_thread_of_a_process_is_a_task() {
+    let release = Arc::new(Barrier::new(9));
+    let parked: Vec<_> = (0..8)
+        .map(|_| Arc::clone(&release))
+        .map(|release| std::thread::spawn(move || release.wait()))
+        .collect();
+    let (threads, _) = threads_of(Path::new("/proc/self")).unwrap();
+    assert!(threads > 8, "{threads}");
+    release.wait();
+    assert!(parked.into_iter().all(|thread| thread.join().is_ok()));
+
+    let _children = crate::orphans::sharing::beside_others();
+    let mut child = Command::new("sleep")
+        .arg("600")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let process = format!("/proc/{}", child.id());
+    let uid = rustix::process::getuid().as_raw();
+    assert_eq!(threads_of(Path::new(&process)), Some((1, uid)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(threads_of(Path::new(&process)), None);
+}
+
+#[test]
+fn a_count_of_this_machine_holds_this_process_and_its_user() {
+    let count = Count::of(Path::new("/proc"));
+    assert!(count.own > 0 && count.own <= count.all);
 }

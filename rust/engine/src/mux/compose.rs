@@ -9,12 +9,14 @@
 //! ends there with a mark ([`CUT`]), and is repeated as a whole when it is finished. A line counts as unfinished only
 //! if its worker is silent: bytes that we have not read yet are read first.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use memchr::{memchr_iter, memmem, memrchr};
+use memchr::{memchr, memchr_iter, memmem, memrchr};
 
 use crate::mux::fold::Fold;
 use crate::mux::screen::{Screen, Size};
+use crate::mux::stamp::Time;
 
 mod clock;
 mod held;
@@ -36,7 +38,9 @@ pub(super) const LINE_BYTES: usize = 16 << 20;
 /// Marks the place where a line was cut.
 const CUT: &[u8] = "\u{2026}".as_bytes();
 
-const TRACEBACK: &[u8] = b"Traceback (most recent call last):";
+/// Made once: to prepare a search takes longer than to search a line.
+static TRACEBACK: LazyLock<memmem::Finder<'static>> =
+    LazyLock::new(|| memmem::Finder::new(b"Traceback (most recent call last):"));
 
 /// How one stream is shown.
 #[derive(Debug, Clone, Default)]
@@ -113,6 +117,8 @@ pub(super) struct Composer {
     partial_after: Option<Duration>,
     /// Whether another part of dsl passes the output on, among other lines.
     is_relayed: bool,
+    /// When bytes for prefixes with a time were last read.
+    time: Time,
     /// Bytes of all unfinished lines that [`Composer::pass`] keeps.
     begun: usize,
 }
@@ -166,6 +172,12 @@ impl Composer {
         self.out.len()
     }
 
+    /// Gives a stream its prefix with the time at which its next bytes were read.
+    pub(super) fn stamp(&mut self, stream: usize, prefix: &[u8], time: Time) {
+        self.streams[stream].style.prefix.copy_from_slice(prefix);
+        self.time = time;
+    }
+
     /// Takes bytes of one stream.
     pub(super) fn feed(&mut self, stream: usize, data: &[u8], now: Instant) {
         let data = self.after_skip(stream, data);
@@ -173,8 +185,15 @@ impl Composer {
             self.carry(stream, data, now);
             return;
         };
-        let (whole, rest) = data.split_at(end + 1);
-        if self.is_plain(stream, whole) && self.streams[stream].style.prefix.is_empty() {
+        let (mut whole, rest) = data.split_at(end + 1);
+        if !self.streams[stream].carry.is_empty() && !self.is_plain(stream, whole) {
+            let (first, others) = whole.split_at(memchr(b'\n', whole).unwrap_or(end));
+            let mut line = std::mem::take(&mut self.streams[stream].carry);
+            line.extend_from_slice(first);
+            self.line(stream, &line, false, now);
+            whole = &others[1..];
+        }
+        if self.is_plain(stream, whole) {
             let this = &mut self.streams[stream];
             this.told = 0;
             self.out.append(&mut this.carry);
@@ -183,15 +202,8 @@ impl Composer {
             let mut begin = 0;
             let all_plain = is_plain(whole);
             for end in memchr_iter(b'\n', whole) {
-                let piece = &whole[begin..end];
+                self.line(stream, &whole[begin..end], all_plain, now);
                 begin = end + 1;
-                if self.streams[stream].carry.is_empty() {
-                    self.line(stream, piece, all_plain, now);
-                } else {
-                    let mut line = std::mem::take(&mut self.streams[stream].carry);
-                    line.extend_from_slice(piece);
-                    self.line(stream, &line, false, now);
-                }
             }
         }
         self.streams[stream].since = None;
@@ -199,14 +211,15 @@ impl Composer {
         self.carry(stream, rest, now);
     }
 
-    /// Whether nothing delays these lines of a stream, and the console has no unfinished line.
+    /// Whether these lines of a stream are shown as they are, without delay, and the console has no unfinished line.
     fn is_plain(&self, stream: usize, whole: &[u8]) -> bool {
         let this = &self.streams[stream];
         let has_no_traceback = || {
             let is_idle = this.traceback.is_none() && this.behind.is_none() && this.carry.is_empty();
-            is_idle && memmem::find(whole, TRACEBACK).is_none()
+            is_idle && TRACEBACK.find(whole).is_none()
         };
-        self.open.is_none()
+        this.style.prefix.is_empty()
+            && self.open.is_none()
             && self.fold.is_none()
             && self.screen.is_none()
             && (!this.style.grouped || has_no_traceback())
@@ -509,7 +522,7 @@ fn character_start(text: &[u8], at: usize) -> usize {
 
 /// torch puts `[rank0]: ` in front of each line of a traceback.
 fn starts_traceback(line: &[u8]) -> bool {
-    memmem::find(&line[..line.len().min(96)], TRACEBACK).is_some()
+    TRACEBACK.find(&line[..line.len().min(96)]).is_some()
 }
 
 fn is_indented(line: &[u8]) -> bool {

@@ -5,21 +5,20 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::stdio::{stderr, stdout};
 
-use crate::bell::Bell;
 use crate::error::Error;
 use crate::mux::tee::Tee;
 use crate::mux::writer::{Wants, Writer};
+use crate::poller::Bell;
+use crate::poller::poll_once;
 use crate::spec::Console;
 
 /// A signal to the host program that comes between a check and the sleep is noticed after at most this time.
-const SIGNAL_POLL: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
+const SIGNAL_POLL: Duration = Duration::from_secs(1);
 
 /// Identifies the file of a console: its device and inode, and the device number if it is a device file.
 pub(super) type Place = (u64, u64, u64);
@@ -48,7 +47,7 @@ pub(crate) struct Consoles {
     /// Rung when a writer has written everything, and when waiting ends.
     bell: Arc<Bell>,
     /// Copies of the output of all groups.
-    tee: Arc<Tee>,
+    pub(crate) tee: Arc<Tee>,
 }
 
 impl Consoles {
@@ -58,11 +57,6 @@ impl Consoles {
             bell: Arc::new(Bell::new()?),
             tee: Arc::default(),
         })
-    }
-
-    /// Copies what the consoles show.
-    pub(crate) fn tee(&self) -> &Arc<Tee> {
-        &self.tee
     }
 
     fn lock(&self) -> MutexGuard<'_, Left> {
@@ -113,37 +107,28 @@ impl Consoles {
         console: Option<Console>,
         mut pending: impl FnMut() -> bool,
     ) -> Option<Flushed> {
-        if let Some(flushed) = self.nothing_left() {
-            return Some(flushed);
+        let mut left = self.lock();
+        if left.writers.is_empty() {
+            return Some(left.flushed());
         }
+        drop(left);
         let of_place = console.and_then(|console| place(stream(console)));
         loop {
             self.bell.silence();
-            if let Some(flushed) = self.look(of_place) {
-                return Some(flushed);
+            let mut left = self.lock();
+            if !left.sweep(of_place) {
+                return Some(left.flushed());
             }
+            drop(left);
             if pending() {
                 self.end_waiting(None);
                 // Drop the rest at once: [`Consoles::begin`] resets the state only if no output is left.
                 self.lock().sweep(None);
                 return None;
             }
-            let mut bell = [PollFd::new(&*self.bell, PollFlags::IN)];
             // No matter why the poll ends, the loop looks again.
-            let _ = poll(&mut bell, Some(&SIGNAL_POLL));
+            let _ = poll_once(&[self.bell.as_fd()], PollFlags::IN, Some(SIGNAL_POLL));
         }
-    }
-
-    /// A quick answer for the usual case that no output is left.
-    fn nothing_left(&self) -> Option<Flushed> {
-        let mut left = self.lock();
-        left.writers.is_empty().then(|| left.flushed())
-    }
-
-    fn look(&self, of_place: Option<Place>) -> Option<Flushed> {
-        let mut left = self.lock();
-        let waits = left.sweep(of_place);
-        (!waits).then(|| left.flushed())
     }
 }
 

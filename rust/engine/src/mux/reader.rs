@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
@@ -19,7 +19,9 @@ use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
 use crate::mux::search::{Lines, Search};
 use crate::mux::side::{Fate, LastWait, Side};
+use crate::mux::stamp::{self, Clock};
 use crate::mux::{BELL, Finish, LAST_OUTPUT, LastLines, LastWord, Link, Order, Outcome, Stream, terminal};
+use crate::poller::{is_readable, poll_once};
 use crate::spec::{Console, LogOptions};
 
 /// Bytes read from one stream before the next gets its turn.
@@ -75,6 +77,8 @@ struct Feed {
     worker: usize,
     kind: Console,
     prefix: Vec<u8>,
+    /// Where its prefix has the time.
+    times: Vec<usize>,
     file: Option<LogFile>,
     tail: Option<Ring>,
     /// The last bytes of a stream without `tail`, while somebody looks.
@@ -106,6 +110,7 @@ struct Reader {
     searches: Vec<Search>,
     /// Workers whose first output was reported.
     heard: HashSet<usize>,
+    clock: Clock,
     paused: Vec<usize>,
     buffer: Vec<u8>,
     next: Option<Instant>,
@@ -134,6 +139,7 @@ impl Reader {
             expected,
             searches,
             heard: HashSet::new(),
+            clock: Clock::default(),
             paused: Vec::new(),
             buffer: vec![0; READ_BYTES],
             next: None,
@@ -190,7 +196,7 @@ impl Reader {
             if let Err(errno) = file.reopen() {
                 let notice = LogNotice::ReopenFailed {
                     worker,
-                    path: Some(file.path().clone()),
+                    path: Some(file.path.clone()),
                     errno: errno.raw_os_error(),
                 };
                 notify(&self.link, notice);
@@ -228,6 +234,7 @@ impl Reader {
             fd: Some(stream.fd),
             worker: stream.worker,
             kind: stream.kind,
+            times: stamp::places(&stream.prefix),
             prefix: stream.prefix,
             file: stream
                 .file
@@ -278,14 +285,9 @@ impl Reader {
     /// Waits a moment, to handle the ends of several streams together. Many streams end at the same time, and a
     /// wake-up for each would take processor time from workers that start.
     fn nap(&self) {
-        let mut bell = [PollFd::new(&*self.link.bell, PollFlags::IN)];
         let timeout = self.timeout().map_or(FLOCK, |timeout| timeout.min(FLOCK));
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
         // Interrupted or not, the reader looks again.
-        let _ = poll(&mut bell, Some(&timeout));
+        let _ = poll_once(&[self.link.bell.as_fd()], PollFlags::IN, Some(timeout));
     }
 
     /// Reads once from a stream. Returns the number of bytes.
@@ -329,12 +331,19 @@ impl Reader {
         if let Some(file) = &mut feed.file
             && let Some(errno) = file.write(data)
         {
-            notify(&self.link, file_failed(Some(feed.worker), file.path(), errno));
+            notify(&self.link, file_failed(Some(feed.worker), &file.path, errno));
         }
         self.reads += 1;
         feed.read_at = self.reads;
         if let Some(end) = feed.tail.as_mut().or(feed.said.as_mut()) {
             end.push(data);
+        }
+        if !feed.times.is_empty() {
+            let time = self.clock.now();
+            stamp::put(time, &mut feed.prefix, &feed.times);
+            if let Some((side, stream)) = feed.shown {
+                self.sides[side].composer.stamp(stream, &feed.prefix, time);
+            }
         }
         feed.lines
             .search(&mut self.searches, feed.kind, &feed.prefix, data);
@@ -352,9 +361,9 @@ impl Reader {
             self.sides[side].composer.close(stream, Instant::now());
         }
         if let Some(file) = &mut feed.file {
-            let lost = file.lost();
+            let lost = file.lost;
             if lost > 0 {
-                let path = Some(file.path().clone());
+                let path = Some(file.path.clone());
                 let worker = Some(feed.worker);
                 notify(
                     &self.link,
@@ -366,7 +375,7 @@ impl Reader {
                 );
             }
             if let Err(errno) = file.finish() {
-                notify(&self.link, file_failed(Some(feed.worker), file.path(), errno));
+                notify(&self.link, file_failed(Some(feed.worker), &file.path, errno));
             }
         }
         feed.file = None;
@@ -382,7 +391,12 @@ impl Reader {
             }
         }
         for side in &mut self.sides {
-            let has_more = |stream: usize| holds_bytes(self.feeds[side.tokens[stream]].fd.as_ref());
+            let has_more = |stream: usize| {
+                self.feeds[side.tokens[stream]]
+                    .fd
+                    .as_ref()
+                    .is_some_and(is_readable)
+            };
             if let Some(next) = side.composer.tick(now, has_more) {
                 self.next = Some(self.next.map_or(next, |known| known.min(next)));
             }
@@ -426,9 +440,9 @@ impl Reader {
         let last = finish.tail_of.and_then(|worker| self.shown_tail(worker));
         let shown_since = last.and_then(|(side, stream)| self.sides[side].composer.shown_since(stream));
         let consoles = &self.link.consoles;
-        let given_up = || consoles.is_over() || self.link.hurry.load(Ordering::SeqCst);
+        let is_hurried = || consoles.is_over() || self.link.hurry.load(Ordering::SeqCst);
         for side in self.sides.drain(..) {
-            for notice in side.settle(&end, consoles, given_up) {
+            for notice in side.settle(&end, consoles, is_hurried) {
                 notify(&self.link, notice);
             }
         }
@@ -497,12 +511,6 @@ impl Reader {
             .next_back()
             .unwrap_or_default()
     }
-}
-
-/// Whether a stream is readable, or its other end is closed.
-fn holds_bytes(fd: Option<&OwnedFd>) -> bool {
-    let is_ready = |fd| poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default()));
-    fd.is_some_and(|fd| is_ready(fd) == Ok(1))
 }
 
 fn notify(link: &Link, notice: LogNotice) {

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::isatty;
 
-use crate::bell::Bell;
 use crate::event::LogNotice;
 use crate::mux::compose::Composer;
 use crate::mux::consoles::{Consoles, Place, place, stream};
 use crate::mux::tee::Tee;
 use crate::mux::terminal;
 use crate::mux::writer::{LIMIT_BYTES, Wants, Writer};
+use crate::poller::Bell;
 use crate::spec::Console;
 
 /// A console that takes nothing for this long counts as stopped.
@@ -95,7 +95,7 @@ impl Side {
             stream,
             place,
             writer,
-            tee: Arc::clone(consoles.tee()),
+            tee: Arc::clone(&consoles.tee),
             composer: Composer::new(size, fold),
             tokens: Vec::new(),
             spare: Vec::new(),
@@ -223,7 +223,7 @@ impl Side {
         mut self,
         end: &LastWait,
         consoles: &Consoles,
-        given_up: impl Fn() -> bool,
+        is_hurried: impl Fn() -> bool,
     ) -> Vec<LogNotice> {
         let now = Instant::now();
         self.composer.finish(now);
@@ -235,7 +235,7 @@ impl Side {
             Kind::Copy | Kind::Only => end.until,
         };
         let patience = if self.dropping { Duration::ZERO } else { STALL };
-        let is_done = self.writer.wait(patience, longest.min(end.until), given_up);
+        let is_done = self.writer.wait(patience, longest.min(end.until), is_hurried);
         let failure = self.failure();
         if self.closed {
             return Vec::new();

@@ -3,9 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::bell::Bell;
 use crate::error::Error;
+use crate::mux::ring::Ring;
 use crate::mux::writer::Writer;
+use crate::poller::Bell;
 use crate::sys::signal::{self, SignalSet};
 
 /// How much is kept of what was shown: more than a screen.
@@ -17,10 +18,18 @@ const WAITING_BYTES: usize = 1 << 20;
 #[derive(Default)]
 pub struct Tee(Mutex<State>);
 
-#[derive(Default)]
 struct State {
-    recent: Vec<u8>,
+    recent: Ring,
     views: Vec<View>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            recent: Ring::new(RECENT_BYTES),
+            views: Vec::new(),
+        }
+    }
 }
 
 struct View {
@@ -43,7 +52,7 @@ impl Tee {
         let writer = Writer::new(fd, bell);
         signal::set_mask(mask);
         let mut state = self.lock();
-        writer.write(whole_lines(&state.recent).to_vec());
+        writer.write(whole_lines(&state.recent.to_vec()).to_vec());
         state.views.push(View { writer, missed: 0 });
         Ok(())
     }
@@ -54,7 +63,7 @@ impl Tee {
             return;
         }
         let mut state = self.lock();
-        keep_last(&mut state.recent, block);
+        state.recent.push(block);
         state.views.retain_mut(|view| view.take(block));
     }
 }
@@ -74,18 +83,6 @@ impl View {
             self.writer.write(block.to_vec());
         }
         !self.writer.is_closed()
-    }
-}
-
-/// Adds to the last bytes that were shown. Old bytes go many at once, so that most calls only copy the new ones.
-pub(super) fn keep_last(kept: &mut Vec<u8>, block: &[u8]) {
-    if block.len() >= RECENT_BYTES {
-        kept.clear();
-    }
-    kept.extend_from_slice(&block[block.len().saturating_sub(RECENT_BYTES)..]);
-    if kept.len() > 2 * RECENT_BYTES {
-        let surplus = kept.len() - RECENT_BYTES;
-        kept.drain(..surplus);
     }
 }
 

@@ -12,8 +12,7 @@ use rustix::termios::{
     tcsetwinsize,
 };
 
-use crate::mux::screen::Size;
-use crate::mux::text::width;
+use crate::mux::screen::{Size, width};
 
 /// The smallest width that a worker's terminal gets.
 const FEWEST_COLUMNS: u16 = 20;

@@ -5,19 +5,20 @@
 //! there are as many as there may be, the next caller writes what the console takes at once.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use rustix::termios::isatty;
 
-use crate::bell::Bell;
+use crate::poller::Bell;
+use crate::poller::poll_once;
 
 /// Bytes that may wait for the console.
 pub(super) const LIMIT_BYTES: usize = 8 << 20;
@@ -27,6 +28,9 @@ const CHUNK: usize = 64 * 1024;
 const SMALL_CHUNK: usize = 256;
 /// How often a waiting thread looks at the time.
 const WAIT_POLL: Duration = Duration::from_millis(20);
+/// The longest wait of somebody in a hurry, long enough for a console that is read: workers that ended with the same
+/// Ctrl-C have just written their last lines.
+const HURRIED: Duration = Duration::from_millis(200);
 /// Buffers that are kept for reuse.
 const SPARE_BUFFERS: usize = 4;
 
@@ -68,15 +72,15 @@ struct Owner {
     wants: Wants,
 }
 
-/// When the owner's bell is rung, besides when the console fails and when there is room again.
+/// When the owner's bell is rung, besides when the console is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wants {
-    /// At no other time.
+    /// When there is room again, half of [`LIMIT_BYTES`], or the console has failed.
     Room,
     /// When everything is written.
     End,
-    /// After each write.
-    Progress,
+    /// When everything is written, when fewer bytes than this are left, or the console has failed.
+    Below(usize),
 }
 
 /// Whether a write may wait for the console.
@@ -232,8 +236,10 @@ impl Writer {
     }
 
     /// Waits until the writer is done. Stops waiting if the console has taken nothing for `patience`, at the time
-    /// `until`, or if `given_up` returns true. Returns whether the writer is done.
-    pub(super) fn wait(&self, patience: Duration, until: Instant, given_up: impl Fn() -> bool) -> bool {
+    /// `until`, or after a moment if `is_hurried` returns true. Returns whether the writer is done.
+    pub(super) fn wait(&self, patience: Duration, until: Instant, is_hurried: impl Fn() -> bool) -> bool {
+        let begun = Instant::now();
+        let given_up = || begun.elapsed() >= HURRIED && is_hurried();
         let mut state = self.state();
         while !state.is_done() {
             if state.progress.elapsed() >= patience || Instant::now() >= until || given_up() {
@@ -360,7 +366,7 @@ impl Backlog {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if patience == Patience::None => return false,
                 Err(Errno::AGAIN) => {
-                    let _ = poll(&mut [PollFd::new(&outlet.fd, PollFlags::OUT)], None);
+                    let _ = poll_once(&[outlet.fd.as_fd()], PollFlags::OUT, None);
                     if self.lock().given_up {
                         return false;
                     }
@@ -412,12 +418,13 @@ impl Backlog {
         let before = state.bytes;
         state.bytes -= count;
         state.progress = Instant::now();
-        let has_room = before >= LIMIT_BYTES / 2 && state.bytes < LIMIT_BYTES / 2;
+        let falls_below = |mark: usize| before >= mark && state.bytes < mark;
         let is_empty = state.bytes == 0;
+        let has_failed = matches!(state.failure, Failure::New(_));
         let is_wanted = match state.owner.wants {
-            Wants::Room => has_room || matches!(state.failure, Failure::New(_)),
-            Wants::End => has_room || is_empty,
-            Wants::Progress => true,
+            Wants::Room => falls_below(LIMIT_BYTES / 2) || has_failed,
+            Wants::End => is_empty,
+            Wants::Below(mark) => falls_below(mark) || is_empty || has_failed,
         };
         let rung = is_wanted.then(|| Arc::clone(&state.owner.bell));
         drop(state);
@@ -463,8 +470,7 @@ impl Outlet {
 
     /// Whether a write of [`SMALL_CHUNK`] bytes would not wait.
     fn is_ready(&self) -> bool {
-        let now = Timespec::default();
-        poll(&mut [PollFd::new(&self.fd, PollFlags::OUT)], Some(&now)) != Ok(0)
+        poll_once(&[self.fd.as_fd()], PollFlags::OUT, Some(Duration::ZERO)) != Ok(false)
     }
 
     fn write(&self, data: &[u8]) -> Result<usize, Errno> {

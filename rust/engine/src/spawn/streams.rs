@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate};
 use rustix::io::{DupFlags, Errno, dup3, fcntl_dupfd_cloexec, ioctl_fionbio};
@@ -18,28 +19,40 @@ const LAST_WORDS_BYTES: u64 = 16 * 1024;
 
 /// Our ends of a worker's output.
 #[derive(Default)]
-pub(super) struct Ends {
-    pub(super) pipes: [Option<OwnedFd>; 2],
-    pub(super) files: [Option<OwnedFd>; 2],
+pub(crate) struct Ends {
+    /// Read ends of stdout and stderr, if the spec asks for pipes or logs.
+    pub(crate) pipes: [Option<OwnedFd>; 2],
+    /// Log files of stdout and stderr.
+    pub(crate) files: [Option<OwnedFd>; 2],
 }
 
 /// Three descriptors of ours that hold a worker's streams until it takes them. Their numbers are above those of the
 /// streams.
 pub(super) struct Slots {
     null: OwnedFd,
-    unreadable: Option<Unreadable>,
+    /// One for all threads that start workers, so that it has its new size before any worker hears of that.
+    unreadable: Arc<OnceLock<Unreadable>>,
     parked: [OwnedFd; 3],
     busy: [bool; 3],
 }
 
 impl Slots {
     pub(super) fn new() -> io::Result<Self> {
+        Self::sharing(Arc::default())
+    }
+
+    /// Slots for another thread.
+    pub(super) fn twin(&self) -> io::Result<Self> {
+        Self::sharing(Arc::clone(&self.unreadable))
+    }
+
+    fn sharing(unreadable: Arc<OnceLock<Unreadable>>) -> io::Result<Self> {
         let null = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let park = || fcntl_dupfd_cloexec(&null, 3);
         Ok(Self {
             parked: [park()?, park()?, park()?],
             null,
-            unreadable: None,
+            unreadable,
             busy: [false; 3],
         })
     }
@@ -89,11 +102,7 @@ impl Slots {
             Stdio::Stdout => return Ok(StdioSource::Stdout),
             Stdio::Null => {}
             Stdio::Unreadable => {
-                if self.unreadable.is_none() {
-                    // A worker that cannot ask for the size is better than no worker.
-                    self.unreadable = Unreadable::open().ok();
-                }
-                if let Some(terminal) = &self.unreadable {
+                if let Some(terminal) = unreadable(&self.unreadable) {
                     self.busy[stream] = true;
                     dup3(terminal, &mut self.parked[stream], DupFlags::CLOEXEC)?;
                 }
@@ -143,7 +152,9 @@ impl Slots {
 
     /// Our terminal may have another size.
     pub(super) fn resize(&self) {
-        self.unreadable.iter().for_each(Unreadable::resize);
+        if let Some(terminal) = self.unreadable.get() {
+            terminal.resize();
+        }
     }
 
     /// Releases what was placed. A slot that kept a pipe's write end would hide the end of that stream.
@@ -155,6 +166,15 @@ impl Slots {
             }
         }
     }
+}
+
+/// `None` if none can be made: a worker that cannot ask for the size is better than no worker.
+fn unreadable(terminal: &OnceLock<Unreadable>) -> Option<&Unreadable> {
+    if terminal.get().is_none() {
+        // Fails only if another thread has been quicker.
+        let _ = terminal.set(Unreadable::open().ok()?);
+    }
+    terminal.get()
 }
 
 fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno> {

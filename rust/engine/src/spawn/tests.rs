@@ -4,7 +4,8 @@ use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rustix::io::FdFlags;
@@ -14,7 +15,7 @@ use super::*;
 use crate::event::Stage;
 use crate::orphans::sharing;
 use crate::procfs::fake_root::FakeRoot;
-use crate::spec::{EnvEntry, LogOptions, OnFailure, SignalScope, Stdio, Strictness};
+use crate::spec::{EnvEntry, Stdio};
 use crate::sys::signal;
 
 pub(super) fn entry(text: &str) -> EnvEntry {
@@ -72,18 +73,11 @@ fn spawner_with(features: Features, children: Box<dyn Any>) -> Own {
     }
 }
 
-fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
+pub(super) fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
     WorkerSpec {
         argv: argv.iter().copied().map(c_string).collect(),
-        env: Vec::new(),
-        cwd: None,
         stdio,
-        cpus: Vec::new(),
-        memory: None,
-        foreground: false,
-        prefix: Vec::new(),
-        keep_fds: Vec::new(),
-        fork: None,
+        ..WorkerSpec::default()
     }
 }
 
@@ -99,18 +93,7 @@ fn start_watched(
 ) -> Result<Started, StartFailure> {
     let launch = LaunchSpec {
         workers: vec![worker],
-        env: Vec::new(),
-        inherits: false,
-        odd: Vec::new(),
-        on_failure: OnFailure::Stop,
-        grace: Duration::ZERO,
-        lingers: false,
-        stays_open: false,
-        at_once: None,
-        signal_scope: SignalScope::default(),
-        binding: Strictness::Required,
-        logs: LogOptions::default(),
-        tells_signals: false,
+        ..LaunchSpec::default()
     };
     let context = AttemptContext {
         env,
@@ -123,7 +106,7 @@ fn start_watched(
 
 /// Everything that a worker writes to its stdout, and its exit code.
 fn run_to_end(started: Started) -> (Vec<u8>, Option<i32>) {
-    let [stdout, _] = started.pipes;
+    let [stdout, _] = started.ends.pipes;
     let stdout = stdout.unwrap();
     rustix::io::ioctl_fionbio(&stdout, false).unwrap();
     let mut output = Vec::new();
@@ -259,6 +242,27 @@ fn a_worker_has_its_standard_streams_and_no_other_descriptor() {
             ("end\n", Some(0))
         );
     }
+}
+
+#[test]
+fn room_for_descriptors_beyond_the_soft_limit_leaves_the_limit_as_it_is() {
+    let before = open_files_limit();
+    let count = before.current.unwrap();
+    let limit = Rlimit {
+        current: Some(count - 100),
+        ..before
+    };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let open = all_descriptors().unwrap();
+    for asked in [0, usize::try_from(count).unwrap(), usize::MAX] {
+        reserve_descriptors(asked);
+        assert_eq!(open_files_limit(), limit);
+        assert_eq!(all_descriptors().unwrap(), open);
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    assert!(size.unwrap().trim().parse::<u64>().unwrap() >= count);
+    setrlimit(Resource::Nofile, before).unwrap();
 }
 
 #[test]

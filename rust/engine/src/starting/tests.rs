@@ -66,16 +66,16 @@ fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for
     assert_eq!(starting.delivered(now), Some((0, 0)));
     starting.end_lead(now + LEAD);
     assert_eq!(start_all(&mut starting, &[READY], now).len(), ORDERS_AHEAD);
-    assert_eq!(starting.order_due(), Some(now + FORK_PATIENCE));
+    assert_eq!(starting.order_due, Some(now + FORK_PATIENCE));
     let later = now + Duration::from_secs(1);
     assert_eq!(starting.delivered(later), Some((1, 1)));
-    assert_eq!(starting.order_due(), Some(later + FORK_PATIENCE));
+    assert_eq!(starting.order_due, Some(later + FORK_PATIENCE));
     assert_eq!(
         start_all(&mut starting, &[READY], later),
         [("ordered", ORDERS_AHEAD + 1)]
     );
     assert_eq!(starting.take_orders().len(), ORDERS_AHEAD);
-    assert_eq!((starting.order_due(), starting.has_orders()), (None, false));
+    assert_eq!((starting.order_due, !starting.orders.is_empty()), (None, false));
     // The server is closed: all but the delivered workers are executed.
     assert_eq!(start_all(&mut starting, &[GONE], later).len(), ORDERS_AHEAD + 1);
     assert_eq!(starting.cancel(), ORDERS_AHEAD + 3..ORDERS_AHEAD + 3);
@@ -157,7 +157,7 @@ proptest! {
                     Next::Execute(worker) => {
                         prop_assert_eq!(worker, tried);
                         prop_assert!(servers[worker].is_none_or(|server| states[server] == GONE));
-                        prop_assert!(!starting.has_orders());
+                        prop_assert!(starting.orders.is_empty());
                         starting.execute();
                         tried += 1;
                     }
@@ -187,7 +187,7 @@ proptest! {
                     is_cancelled = true;
                 }
             }
-            prop_assert_eq!(starting.has_orders(), starting.order_due().is_some());
+            prop_assert_eq!(!starting.orders.is_empty(), starting.order_due.is_some());
             prop_assert!(!is_cancelled || starting.next(&states) == Next::Nothing);
         }
         prop_assert_eq!(tried, servers.len());

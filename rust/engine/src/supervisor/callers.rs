@@ -5,16 +5,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{SendFlags, SocketFlags, SocketType};
 
 use crate::error::Error;
 use crate::event::Event;
 use crate::folder::PrivateFolder;
 use crate::peer::{Peer, Stranger};
 use crate::supervisor::Supervisor;
-use crate::supervisor::watched::Watched;
+use crate::supervisor::Watched;
 
 /// Callers that may wait. The kernel refuses further ones.
 const WAITING: i32 = 16;
@@ -33,17 +32,12 @@ impl Callers {
     /// Listens at a new socket of this name. Makes the folder for this user alone if it is missing.
     ///
     /// Fails if another user owns the folder or could enter it.
-    pub(crate) fn new(folder: &Path, name: &str) -> Result<Self, Error> {
-        Self::try_new(folder, name).map_err(Error::os("listen at the socket of the job"))
-    }
-
-    fn try_new(path: &Path, name: &str) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
-        let folder = PrivateFolder::listen_in(path, &listener, name, WAITING)?;
+    pub(crate) fn new(path: &Path, name: &str) -> Result<Self, Error> {
+        let failed = |error| Error::os("listen at the socket of the job")(error);
+        let listening = PrivateFolder::listen_in(path, SocketType::STREAM, name, WAITING);
+        let (folder, listener) = listening.map_err(failed)?;
         if !folder.show(name) {
-            return Err(io::ErrorKind::NotFound.into());
+            return Err(failed(io::ErrorKind::NotFound.into()));
         }
         Ok(Self {
             folder,
@@ -72,9 +66,7 @@ impl Callers {
         }
         Ok(taken)
     }
-}
 
-impl Callers {
     /// Removes the sockets of jobs that were killed, all their processes at once. In another pid namespace a process
     /// may be missing that listens, so the socket has to say the same.
     fn remove_left(&self) {
@@ -82,21 +74,16 @@ impl Callers {
         for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
             let pid = name.split('-').next().unwrap_or_default();
             let is_gone = pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists();
-            if is_gone && is_refused(&self.folder.place(&name)) {
+            let is_refused = || {
+                let called = self.folder.call(SocketType::STREAM, &name);
+                called.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+            };
+            if is_gone && is_refused() {
                 self.folder.unlink(&name);
             }
         }
         let _ = rustix::fs::rmdir(&self.path);
     }
-}
-
-fn is_refused(place: &str) -> bool {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let connect = || {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(place)?)
-    };
-    connect() == Err(Errno::CONNREFUSED)
 }
 
 impl Drop for Callers {

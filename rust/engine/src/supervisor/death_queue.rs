@@ -32,7 +32,7 @@ pub(super) enum Overdue {
 
 #[derive(Debug, Default)]
 pub(super) struct DeathQueue {
-    seen: VecDeque<Seen>,
+    pub(super) seen: VecDeque<Seen>,
     /// Deaths of traced workers: the kernel shows them to the tracer first.
     traced: Vec<Seen>,
     /// When to try these again.
@@ -49,14 +49,6 @@ impl DeathQueue {
         });
     }
 
-    pub(super) fn first(&self) -> Option<Seen> {
-        self.seen.front().copied()
-    }
-
-    pub(super) fn pop(&mut self) -> Option<Seen> {
-        self.seen.pop_front()
-    }
-
     /// What to do about the first death, which a fork server has not reported. The death of a traced worker leaves
     /// the queue. Once the tracer is done, the server gets its full time again.
     pub(super) fn look_at_first(
@@ -70,7 +62,7 @@ impl DeathQueue {
         }
         if is_traced(first.worker) {
             first.is_traced = true;
-            return self.pop().map(Overdue::Traced);
+            return self.seen.pop_front().map(Overdue::Traced);
         }
         if first.is_traced {
             first.due = now + DEATH_PATIENCE;
@@ -113,7 +105,7 @@ mod tests {
     use super::*;
 
     fn workers(queue: &mut DeathQueue) -> Vec<usize> {
-        std::iter::from_fn(|| queue.pop())
+        std::iter::from_fn(|| queue.seen.pop_front())
             .map(|seen| seen.worker)
             .collect()
     }
@@ -124,7 +116,7 @@ mod tests {
         let mut queue = DeathQueue::default();
         for worker in [3, 1] {
             queue.push(worker, time, now);
-            let seen = queue.pop().unwrap();
+            let seen = queue.seen.pop_front().unwrap();
             queue.wait_for_tracer(seen, now);
         }
         queue.push(2, time, now);

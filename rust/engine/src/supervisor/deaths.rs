@@ -1,29 +1,25 @@
 //! Deaths of workers: they are collected in the kernel's order, each when nothing more will become known about it.
 
-use std::time::{Instant, SystemTime};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Exit};
 use crate::group::Input;
+use crate::poller::{Poller, is_readable};
+use crate::procfs;
 use crate::supervisor::Supervisor;
 use crate::supervisor::death_queue::{Overdue, Seen};
-use crate::supervisor::job::Job;
-use crate::sys::wait::{Target, try_wait};
+use crate::supervisor::job::{Job, Origin, State, Worker, without_process};
+use crate::sys::wait::{Death, Target, try_wait};
 
 impl Supervisor {
-    /// Notes that a worker has died.
-    pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
-        if let Some(job) = &mut self.job {
-            job.note_death(worker, time);
-        }
-    }
-
     /// Collects deaths in order, up to the first that a fork server still has to report.
     pub(super) fn collect_deaths(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
         while let Some(seen) = self.first_death_to_collect() {
             // The worker may have died of a key, and the signal of that key comes only now.
             if let Some(job) = &mut self.job {
-                job.set_dead(seen.worker, false);
+                job.workers[seen.worker].is_dead = false;
             }
             self.await_key(seen.worker, inputs)?;
             match self.reap(seen.worker, seen.time) {
@@ -53,21 +49,14 @@ impl Supervisor {
         if let Some(pidfd) = job.pidfd_of(seen.worker) {
             self.poller.forget(pidfd);
         }
-        job.deaths_mut().wait_for_tracer(seen, Instant::now());
-        job.set_dead(seen.worker, true);
-    }
-
-    /// Puts the deaths of traced workers back into the queue, before later deaths.
-    pub(super) fn retry_traced(&mut self) {
-        if let Some(job) = &mut self.job {
-            job.deaths_mut().retry_traced(Instant::now());
-        }
+        job.deaths.wait_for_tracer(seen, Instant::now());
+        job.workers[seen.worker].is_dead = true;
     }
 
     fn first_death_to_collect(&mut self) -> Option<Seen> {
         loop {
             let job = self.job.as_mut()?;
-            let seen = job.deaths().first()?;
+            let seen = job.deaths.seen.front().copied()?;
             if let Some(origin) = job.origin_of(seen.worker)
                 && let Some(server) = self.servers.get_mut(origin.server).and_then(Option::as_mut)
                 && !server.has_told(origin.order, &self.poller)
@@ -82,7 +71,7 @@ impl Supervisor {
                     Overdue::Late => server.is_late(),
                 }
             }
-            return job.deaths_mut().pop();
+            return job.deaths.seen.pop_front();
         }
     }
 
@@ -90,7 +79,7 @@ impl Supervisor {
     /// and again.
     pub(super) fn let_the_dead_wait(&self) {
         let Some(job) = &self.job else { return };
-        for worker in job.deaths().workers() {
+        for worker in job.deaths.workers() {
             if let Some(pidfd) = job.pidfd_of(worker) {
                 self.poller.forget(pidfd);
             }
@@ -101,7 +90,7 @@ impl Supervisor {
     fn collect_forked(&mut self, index: usize, now: SystemTime) -> Option<(Exit, Input)> {
         let (origin, pidfd) = self.job.as_ref()?.dead_forked(index)?;
         let server = self.servers.get(origin.server)?.as_ref()?;
-        let is_gone = server.link().is_none();
+        let is_gone = server.link.is_none();
         let death = server.death_of(origin.order).or_else(|| {
             // An agent adopts the children of a dead server. Dead children of a living server are zombies.
             if is_gone {
@@ -125,20 +114,14 @@ impl Supervisor {
 
     /// Lets all workers that have died of a signal count as running, so that they die of it when we hear of it.
     pub(super) fn raise_the_dead(&mut self, signal: i32) {
-        let count = self.job.as_ref().map_or(0, Job::size);
+        let count = self.job.as_ref().map_or(0, |job| job.workers.len());
         for index in 0..count {
             if self.deadly_signal(index) == Some(signal)
                 && let Some(job) = &mut self.job
             {
-                job.set_dead(index, false);
+                job.workers[index].is_dead = false;
             }
         }
-    }
-
-    /// Whether a worker is in the terminal's process group.
-    pub(super) fn is_foreground(&self, index: usize) -> bool {
-        let spec = self.job.as_ref().and_then(|job| job.spec().workers.get(index));
-        spec.is_some_and(|spec| spec.foreground)
     }
 
     /// The signal that has ended a worker, by the kernel's report or by the worker's exit code (128 + signal).
@@ -158,5 +141,120 @@ impl Supervisor {
             death.status - 128
         };
         (number > 0).then_some(number)
+    }
+}
+
+impl Job {
+    /// Notes that a worker has died. Further calls for the same worker do nothing.
+    pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
+        if let Some(state) = self.workers.get_mut(worker).filter(|state| !state.is_dead) {
+            state.is_dead = true;
+            self.deaths.push(worker, time, Instant::now());
+        }
+    }
+
+    /// What to do about the first death, which a fork server has not reported.
+    pub(super) fn look_at_first_death(&mut self, now: Instant) -> Option<Overdue> {
+        let workers = &self.workers;
+        let is_traced = |index: usize| workers.get(index).is_some_and(Worker::is_traced);
+        self.deaths.look_at_first(now, is_traced)
+    }
+
+    /// How a child of ours has ended that is not collected yet.
+    pub(super) fn death_of(&self, index: usize) -> Option<Death> {
+        let State::Running {
+            pid, origin: None, ..
+        } = self.workers.get(index)?.state
+        else {
+            return None;
+        };
+        try_wait(Target::Pid(pid), false).ok()?
+    }
+
+    /// Collects a dead child; `None` if it is alive, was collected before, or is not our child.
+    pub(super) fn reap(&mut self, index: usize, now: SystemTime, poller: &Poller) -> Option<(Exit, Input)> {
+        let State::Running {
+            pid,
+            pidfd,
+            origin: None,
+            ..
+        } = &self.workers.get(index)?.state
+        else {
+            return None;
+        };
+        let target = pidfd
+            .as_ref()
+            .map_or(Target::Pid(*pid), |pidfd| Target::PidFd(pidfd.as_fd()));
+        match try_wait(target, true) {
+            Ok(None) => None,
+            Ok(Some(death)) => self.bury(index, Ending::from(&death), Some(death), now, poller),
+            // Other code in this program has already waited for the child, so its status is lost.
+            Err(_) => self.bury(index, Ending::Lost, None, now, poller),
+        }
+    }
+
+    /// The fork server of a worker that has died, with its pidfd.
+    pub(super) fn dead_forked(&self, index: usize) -> Option<(Origin, BorrowedFd<'_>)> {
+        let State::Running {
+            pidfd: Some(pidfd),
+            origin: Some(origin),
+            ..
+        } = &self.workers.get(index)?.state
+        else {
+            return None;
+        };
+        is_readable(pidfd).then(|| (*origin, pidfd.as_fd()))
+    }
+
+    /// How a zombie has ended whose parent is alive, from `/proc`. Without resource usage.
+    pub(super) fn death_in_procfs(&self, index: usize) -> Option<Death> {
+        let pid = self.workers.get(index)?.pid()?;
+        let status = procfs::exit_status(pid)?;
+        // Its parent may have reaped it meanwhile, and the pid may belong to another process.
+        self.workers[index].is_pinned().then(|| Death::of(status))
+    }
+
+    /// Notes how a worker has ended.
+    pub(super) fn bury(
+        &mut self,
+        index: usize,
+        ending: Ending,
+        death: Option<Death>,
+        now: SystemTime,
+        poller: &Poller,
+    ) -> Option<(Exit, Input)> {
+        let worker = self.workers.get(index)?;
+        let State::Running {
+            pid, pidfd, started, ..
+        } = &worker.state
+        else {
+            return None;
+        };
+        if let Some(pidfd) = pidfd {
+            poller.forget(pidfd);
+        }
+        let exit = Exit {
+            pid: *pid,
+            caused_by_stop: worker.ending,
+            user: death.map_or(Duration::ZERO, |death| death.user),
+            system: death.map_or(Duration::ZERO, |death| death.system),
+            max_rss: death.map_or(0, |death| death.max_rss),
+            started: Some(*started),
+            ..without_process(index, ending, now)
+        };
+        Some(self.record(exit, true))
+    }
+}
+
+impl From<&Death> for Ending {
+    fn from(death: &Death) -> Self {
+        if death.signaled {
+            Self::Signal {
+                number: death.status,
+                core: death.core,
+            }
+        } else {
+            Self::Code(death.status as u8)
+        }
     }
 }

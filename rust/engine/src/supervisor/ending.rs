@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::event::{Event, Leftover};
 use crate::group::{Action, Input};
-use crate::mux::{Finish, LastLines, Outcome};
+use crate::mux::{Finish, LastLines, Order, Outcome};
 use crate::signals::Reach;
 use crate::supervisor::Supervisor;
 use crate::supervisor::job::Job;
@@ -13,7 +13,7 @@ use crate::supervisor::remains::{Group, Remains};
 
 impl Supervisor {
     pub(super) fn cgroup_changed(&mut self) {
-        let cgroup = self.job.as_ref().and_then(Job::cgroup);
+        let cgroup = self.job.as_ref().and_then(|job| job.cgroup.as_ref());
         if let Some(cgroup) = cgroup {
             // Rearms the event; otherwise it would come again at once.
             let _ = cgroup.populated();
@@ -22,7 +22,7 @@ impl Supervisor {
     }
 
     pub(super) fn check_if_clearing(&mut self) {
-        if self.job.as_ref().is_some_and(|job| job.group().is_clearing()) {
+        if self.job.as_ref().is_some_and(|job| job.group.is_clearing()) {
             self.act(Action::CheckTree);
         }
     }
@@ -35,7 +35,7 @@ impl Supervisor {
 
     /// Pids of the group's workers, by index; 0 for a worker that does not run.
     pub(crate) fn pids(&self) -> Vec<i32> {
-        let mut pids = vec![0; self.job.as_ref().map_or(0, Job::size)];
+        let mut pids = vec![0; self.job.as_ref().map_or(0, |job| job.workers.len())];
         for (index, pid) in self.job.iter().flat_map(Job::running) {
             pids[index] = pid;
         }
@@ -46,7 +46,7 @@ impl Supervisor {
     pub(crate) fn last_lines(&self, report: Sender<LastLines>) {
         // Without a mux the dropped sender says so.
         if let Some(mux) = &self.mux {
-            mux.last_lines(report);
+            mux.order(Order::LastLines(report));
         }
     }
 
@@ -57,9 +57,9 @@ impl Supervisor {
         let branches = self.living_branches();
         let job = self.job.as_ref()?;
         let group = Group {
-            cgroup: job.cgroup(),
+            cgroup: job.cgroup.as_deref(),
             workers: &workers,
-            leaders: job.leaders(),
+            leaders: &job.leaders,
             servers: &servers,
             branches: &branches,
             heirs: self.estate(),
@@ -72,7 +72,7 @@ impl Supervisor {
         self.with_remains(Remains::remember);
         self.resume_servers();
         if let Some(mux) = self.mux.as_ref().filter(|_| signal == libc::SIGINT) {
-            mux.interrupt();
+            mux.order(Order::Interrupt);
         }
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
@@ -104,13 +104,9 @@ impl Supervisor {
         self.resume_servers();
         let asked = self.with_remains(Remains::terminate).unwrap_or(0);
         if let Some(job) = &mut self.job {
-            job.note_stragglers(asked);
+            job.stragglers = job.stragglers.max(asked);
         }
         self.orphans_due = Some(Instant::now());
-    }
-
-    pub(super) fn terminate_helpers(&mut self) {
-        self.with_remains(Remains::terminate);
     }
 
     pub(super) fn kill_tree(&mut self, first: bool) {
@@ -130,7 +126,7 @@ impl Supervisor {
     pub(super) fn end(&mut self, leftovers: bool) {
         let survivors = self.with_remains(|remains, group| remains.survivors(group, leftovers));
         self.survivors = survivors.unwrap_or_default();
-        let count = self.job.as_ref().map_or(0, Job::size);
+        let count = self.job.as_ref().map_or(0, |job| job.workers.len());
         for index in 0..count {
             self.close_pipes(index);
         }
@@ -142,10 +138,10 @@ impl Supervisor {
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now(), &self.poller);
         self.events.extend(abandoned.into_iter().map(Event::Exited));
-        let is_stopped = job.group().wanted_end().or(self.early_stop).is_some();
+        let is_stopped = job.group.wanted_end().or(self.early_stop).is_some();
         match &mut self.mux {
             Some(mux) => mux.finish(Finish {
-                tail_of: job.first_failure().map(|exit| exit.worker),
+                tail_of: job.first_failure.as_ref().map(|exit| exit.worker),
                 is_stopped,
             }),
             None => self.ended(Outcome::default()),
@@ -174,7 +170,7 @@ impl Supervisor {
 
     fn ended(&mut self, output: Outcome) {
         let Some(job) = self.job.take() else { return };
-        let wanted_end = job.group().wanted_end().or(self.early_stop);
+        let wanted_end = job.group.wanted_end().or(self.early_stop);
         if wanted_end.is_some() {
             self.consoles.end_waiting(wanted_end);
         }

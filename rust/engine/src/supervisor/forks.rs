@@ -11,10 +11,10 @@ use crate::peer::{Peer, Stranger};
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
-use crate::supervisor::prepare::token_entry;
 use crate::supervisor::remains::Heirs;
+use crate::supervisor::start::token_entry;
 use crate::supervisor::{Supervisor, Watched};
-use crate::sys::clone::{Failure, Step};
+use crate::sys::clone::Failure;
 
 /// A watched worker that waits at its gate, where it came from, and its order.
 type Ready = (Started, Origin, Ordered);
@@ -96,7 +96,7 @@ impl Supervisor {
         let token = Watched::ForkServer(self.servers.len()).encode();
         let started = self.spawner.start(&spec, 0, token, &context);
         let started = started.map_err(|failure| failure_text(&failure))?;
-        let [output, _] = started.pipes;
+        let [output, _] = started.ends.pipes;
         let is_watched = started.pidfd.is_some()
             && self.poller.watch(&link, token).is_ok()
             && output.iter().all(|pipe| self.poller.watch(pipe, token).is_ok());
@@ -131,7 +131,7 @@ impl Supervisor {
 
     /// The states of the fork servers, by their numbers.
     pub(super) fn server_states(&self) -> Vec<State> {
-        let state = |server: &Option<Server>| server.as_ref().map_or(State::Closed, Server::state);
+        let state = |server: &Option<Server>| server.as_ref().map_or(State::Closed, |server| server.state);
         self.servers.iter().map(state).collect()
     }
 
@@ -166,12 +166,12 @@ impl Supervisor {
         self.servers
             .iter()
             .flatten()
-            .filter(|server| server.link().is_some())
+            .filter(|server| server.link.is_some())
     }
 
     /// What is known about the processes that dead branches have left.
     pub(super) fn estate(&self) -> Heirs {
-        let estates = || self.servers.iter().flatten().map(Server::estate);
+        let estates = || self.servers.iter().flatten().map(|server| &server.estate);
         if estates().any(|estate| matches!(estate, Estate::Open(_))) {
             Heirs::Busy
         } else if estates().any(|estate| matches!(estate, Estate::Unknown)) {
@@ -179,11 +179,6 @@ impl Supervisor {
         } else {
             Heirs::None
         }
-    }
-
-    /// Whether workers may have left processes that the kernel does not hand to us.
-    pub(super) fn has_branches(&self) -> bool {
-        self.servers.iter().flatten().any(Server::is_branch)
     }
 
     /// Reads what a fork server has sent, and reports it.
@@ -195,17 +190,15 @@ impl Supervisor {
         self.take_delivered(false);
     }
 
-    /// Whether messages of a fork server were read in passing, and still need a reaction.
-    pub(super) fn has_heard_servers(&self) -> bool {
-        self.servers.iter().flatten().any(Server::has_heard)
-    }
-
     /// Reacts to messages of fork servers that were read while we asked for something else. The poller does not
     /// report them again.
     pub(super) fn act_on_heard(&mut self) {
         let mut has_heard = false;
         for number in 0..self.servers.len() {
-            if self.servers[number].as_mut().is_some_and(Server::take_heard) {
+            if self.servers[number]
+                .as_mut()
+                .is_some_and(|server| std::mem::take(&mut server.has_heard))
+            {
                 self.tell_of_server(number);
                 has_heard = true;
             }
@@ -219,31 +212,33 @@ impl Supervisor {
         let Some(Some(server)) = self.servers.get_mut(number) else {
             return;
         };
-        let (pid, signal) = (server.shown_pid(), server.fatal_signal());
-        if server.is_branch() && server.link().is_none() {
-            self.remains.lose_branch();
+        let (pid, signal) = (server.shown_pid(), server.fatal_signal);
+        if server.is_branch() && server.link.is_none() {
+            self.remains.has_lost_branch = true;
         }
         let forked = || self.job.iter().flat_map(|job| job.forked_by(number));
-        let workers: Vec<usize> = if server.link().is_none() {
+        let workers: Vec<usize> = if server.link.is_none() {
             forked().collect()
         } else {
             Vec::new()
         };
-        let events = server.take_news().into_iter().map(|news| match news {
-            News::Slow(after) => Event::ForkServerSlow {
-                server: number,
-                pid,
-                after,
-            },
-            News::Ready => Event::ForkServerReady { server: number },
-            News::Lost(text) => Event::ForkServerLost {
-                server: number,
-                pid,
-                signal,
-                text,
-                workers: workers.clone(),
-            },
-        });
+        let events = std::mem::take(&mut server.news)
+            .into_iter()
+            .map(|news| match news {
+                News::Slow(after) => Event::ForkServerSlow {
+                    server: number,
+                    pid,
+                    after,
+                },
+                News::Ready => Event::ForkServerReady { server: number },
+                News::Lost(text) => Event::ForkServerLost {
+                    server: number,
+                    pid,
+                    signal,
+                    text,
+                    workers: workers.clone(),
+                },
+            });
         self.events.extend(events);
         if server.is_distrusted() {
             self.end_these_servers(&[number]);
@@ -255,7 +250,7 @@ impl Supervisor {
         match self.order(index, server) {
             Some(awaited) => {
                 if let Some(job) = &mut self.job {
-                    job.starting_mut().ordered(awaited, Instant::now());
+                    job.starting.ordered(awaited, Instant::now());
                 }
             }
             None => self.tell_of_server(server),
@@ -277,7 +272,7 @@ impl Supervisor {
     }
 
     fn next_delivered(&mut self, is_late: bool) -> Option<(usize, Result<Ready, StartFailure>)> {
-        let awaited = self.job.as_mut()?.starting_mut().first_order()?;
+        let awaited = self.job.as_mut()?.starting.orders.front_mut()?;
         let number = awaited.server;
         let delivery = match &awaited.outcome {
             Err(_) => None,
@@ -289,7 +284,7 @@ impl Supervisor {
                         if !awaited.is_watched {
                             let token = Watched::ForkServer(number).encode();
                             // If this fails, the gate is looked at again when the order is late.
-                            awaited.is_watched = self.poller.watch(ordered.gate(), token).is_ok();
+                            awaited.is_watched = self.poller.watch(&ordered.gate, token).is_ok();
                         }
                         return None;
                     }
@@ -302,12 +297,12 @@ impl Supervisor {
                 }
             }
         };
-        let (index, awaited) = self.job.as_mut()?.starting_mut().delivered(Instant::now())?;
+        let (index, awaited) = self.job.as_mut()?.starting.delivered(Instant::now())?;
         let outcome = match (awaited.outcome, delivery) {
             (Err(failure), _) => Err(failure),
             (Ok((ordered, prepared)), Some(delivery)) => {
                 if awaited.is_watched {
-                    self.poller.forget(ordered.gate());
+                    self.poller.forget(&ordered.gate);
                 }
                 self.admit(index, number, ordered, prepared, delivery)
             }
@@ -319,11 +314,11 @@ impl Supervisor {
     /// Cancels all open orders: their workers end at their gates.
     pub(super) fn cancel_orders(&mut self) {
         let Some(job) = &mut self.job else { return };
-        for awaited in job.starting_mut().take_orders() {
+        for awaited in job.starting.take_orders() {
             if let Ok((ordered, _)) = &awaited.outcome {
                 ordered.cancel();
                 if awaited.is_watched {
-                    self.poller.forget(ordered.gate());
+                    self.poller.forget(&ordered.gate);
                 }
             }
         }
@@ -332,9 +327,9 @@ impl Supervisor {
     /// Orders a worker; `None` if the server takes no orders.
     fn order(&mut self, index: usize, number: usize) -> Option<Awaited> {
         let job = self.job.as_ref()?;
-        let fork = job.spec().workers[index].fork?;
+        let fork = job.spec.workers[index].fork?;
         let context = job.context(&self.poller, self.link.as_ref());
-        let outcome = match self.spawner.order(job.spec(), index, fork.entry, &context) {
+        let outcome = match self.spawner.order(&job.spec, index, fork.entry, &context) {
             Err(Unordered::NoDirectory(error)) => {
                 let server = self.servers.get_mut(number)?.as_mut()?;
                 server.close(format!("cannot be told the working directory: {error}"));
@@ -369,8 +364,8 @@ impl Supervisor {
         match delivery.entered.result {
             Err(Failure { step, errno }) => {
                 ordered.cancel();
-                let cwd = (step == Step::Chdir).then_some(prepared.plan.cwd);
-                failed(step.into(), errno, cwd.flatten())
+                let cwd = (step == Stage::Chdir).then_some(prepared.plan.cwd);
+                failed(step, errno, cwd.flatten())
             }
             // A worker that cannot be watched must not run. At its gate it does not.
             Ok(_) if self.poller.watch(&delivery.pidfd, token).is_err() => {
@@ -382,11 +377,10 @@ impl Supervisor {
                     pid: delivery.pid,
                     pidfd: Some(delivery.pidfd),
                     in_cgroup: delivery.entered.in_cgroup,
-                    pipes: prepared.pipes,
-                    files: prepared.files,
+                    ends: prepared.ends,
                     unbound,
                 };
-                let order = ordered.order();
+                let order = ordered.order;
                 Ok((
                     started,
                     Origin {
@@ -425,7 +419,7 @@ impl Supervisor {
             .iter_mut()
             .enumerate()
             .filter(|(number, _)| numbers.contains(number))
-            .filter_map(|(_, server)| server.as_mut().filter(|server| server.link().is_some()))
+            .filter_map(|(_, server)| server.as_mut().filter(|server| server.link.is_some()))
             .collect();
         if living.is_empty() {
             return;

@@ -1,17 +1,20 @@
 //! Signals to the job: what each means now, and how the supervisor reacts.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::event::{Event, SignalAction, StopReason};
 use crate::group::Input;
-use crate::mux::Mux;
-use crate::signals::{Meaning, Moment, Reach, Verdict};
-use crate::supervisor::guard_link::is_to_whole_step;
-use crate::supervisor::job::Job;
+use crate::guard::{Agent, is_parent};
+use crate::kernel_file;
+use crate::mux::{Mux, Order};
+use crate::poller::Poller;
+use crate::signals::{GUARD_DEATH, Meaning, Moment, Reach, Requests, Verdict, decide};
+use crate::supervisor::Watched;
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::session_leader;
-use crate::sys::signal::Received;
+use crate::sys::signal::{self, Received, SignalSet};
 
 /// The longest time that a guard needs to pass on a signal.
 const KEY_PATIENCE: Duration = Duration::from_millis(200);
@@ -63,8 +66,9 @@ impl Supervisor {
 
     /// The signal of which a dead worker may have died before we hear of it, and what the job is at once we do.
     fn may_be_early(&mut self, worker: usize) -> Option<(i32, Moment)> {
-        let table = self.link.as_ref()?.table;
-        let is_foreground = self.is_foreground(worker);
+        let table = self.link.as_ref()?.agent.table;
+        let spec = self.job.as_ref().and_then(|job| job.spec.workers.get(worker));
+        let is_foreground = spec.is_some_and(|spec| spec.foreground);
         if !is_foreground && !table.has_preemption() {
             return None;
         }
@@ -77,16 +81,16 @@ impl Supervisor {
     }
 
     fn take_signal(&mut self, received: Received) {
-        let moment = self.moment();
+        let (moment, now) = (self.moment(), Instant::now());
         let Some(link) = &mut self.link else { return };
         if link.is_end_of_guard(received) {
             self.guard_lost();
             return;
         }
-        if link.table.is_deaf_to(received) || link.is_copy(received, Instant::now()) {
+        if link.agent.table.is_deaf_to(received) || link.requests.is_copy(&link.agent.table, received, now) {
             return;
         }
-        if link.asks(received, Instant::now()) && moment != Moment::Ending {
+        if link.requests.asks(&link.agent.table, received, now) && moment != Moment::Ending {
             self.events.push(Event::SignalReceived {
                 signal: received.signal,
                 action: SignalAction::Explain,
@@ -95,7 +99,7 @@ impl Supervisor {
             return;
         }
         self.job_control.hear(received.signal);
-        if link.table.is_reopening(received) && self.is_to_go_on() {
+        if link.agent.table.is_reopening(received) && self.is_to_go_on() {
             self.reopen_logs(received);
             return;
         }
@@ -131,18 +135,21 @@ impl Supervisor {
             || self
                 .job
                 .as_ref()
-                .is_some_and(|job| job.group().wanted_end().is_some());
+                .is_some_and(|job| job.group.wanted_end().is_some());
         !is_asked && self.has_log_files
     }
 
     fn is_to_end(&self, signal: i32) -> bool {
-        let meaning = self.link.as_ref().and_then(|link| link.table.meaning(signal));
+        let meaning = self
+            .link
+            .as_ref()
+            .and_then(|link| link.agent.table.meaning(signal));
         matches!(meaning, Some(Meaning::Stop | Meaning::Preempt))
     }
 
     /// Whether the group's owner decides what a signal does.
     fn only_tells(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.group().tells_signals())
+        self.job.as_ref().is_some_and(|job| job.group.tells_signals())
     }
 
     /// Whether nothing of the job is left but output to write.
@@ -154,7 +161,7 @@ impl Supervisor {
     /// ending.
     fn moment(&self) -> Moment {
         match &self.job {
-            Some(job) => job.group().moment(),
+            Some(job) => job.group.moment(),
             None if self.early_stop.is_some() => Moment::Ending,
             None => Moment::Running,
         }
@@ -166,11 +173,11 @@ impl Supervisor {
             self.remember(signal);
             return;
         };
-        let preempt_grace = self.link.as_ref().and_then(|link| link.preempt_grace);
+        let preempt_grace = self.link.as_ref().and_then(|link| link.agent.preempt_grace);
         let input = match verdict {
             Verdict::Preempt => Input::Preempt {
                 signal,
-                grace: preempt_grace.unwrap_or(job.spec().grace),
+                grace: preempt_grace.unwrap_or(job.spec.grace),
             },
             _ => Input::Stop {
                 reason: StopReason::Signal(signal),
@@ -178,7 +185,7 @@ impl Supervisor {
                 grace: if verdict == Verdict::Hurry {
                     Duration::ZERO
                 } else {
-                    job.spec().grace
+                    job.spec.grace
                 },
             },
         };
@@ -190,10 +197,10 @@ impl Supervisor {
     /// Remembers a signal to end the job. A group that ends for another reason might be followed by another attempt,
     /// and the signal must prevent that.
     fn remember(&mut self, signal: i32) {
-        let group = self.job.as_ref().map(Job::group);
+        let group = self.job.as_ref().map(|job| &job.group);
         if self.is_to_end(signal)
             && !self.only_tells()
-            && group.is_none_or(|group| group.stop_signal().is_none())
+            && group.is_none_or(|group| group.stop_signal.is_none())
         {
             self.early_stop.get_or_insert(signal);
         }
@@ -218,7 +225,7 @@ impl Supervisor {
     /// Reopens the log files that the engine writes. Workers must reopen the files that they write themselves.
     fn reopen_logs(&mut self, received: Received) {
         if let Some(mux) = &self.mux {
-            mux.reopen();
+            mux.order(Order::Reopen);
         }
         self.events.push(Event::SignalReceived {
             signal: received.signal,
@@ -236,7 +243,9 @@ impl Supervisor {
         }
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
             // The workers get the signal once their terminals have the new size.
-            mux.resize(received.from_terminal);
+            mux.order(Order::Resize {
+                from_terminal: received.from_terminal,
+            });
         } else if let Some(job) = &self.job {
             job.broadcast(received.signal, self.reach_of(received));
         }
@@ -273,6 +282,142 @@ impl Supervisor {
         self.step(Input::Kill {
             reason: StopReason::GuardLost,
         });
+    }
+}
+
+pub(super) struct GuardLink {
+    intake: OwnedFd,
+    pub(super) agent: Agent,
+    /// The guard is gone.
+    has_lost_guard: bool,
+    requests: Requests,
+    stops: usize,
+}
+
+impl GuardLink {
+    pub(super) fn new(poller: &Poller, agent: Agent) -> Result<Self, Error> {
+        let own = SignalSet::of(&[libc::SIGCHLD, GUARD_DEATH]);
+        let set = SignalSet(agent.table.taken().0 | own.0);
+        let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
+        poller.watch(&intake, Watched::Intake.encode())?;
+        if let Some(guard) = &agent.guard {
+            poller.watch(guard, Watched::Guard.encode())?;
+        }
+        Ok(Self {
+            intake,
+            agent,
+            has_lost_guard: false,
+            requests: Requests::default(),
+            stops: 0,
+        })
+    }
+
+    /// The next signal, if one is waiting.
+    fn receive(&self) -> Result<Option<Received>, Error> {
+        let received = signal::read_intake(self.intake.as_fd()).map_err(Error::os("read signals"))?;
+        Ok(received.map(|received| Received {
+            // A seccomp profile may have kept the guard from marking the signal.
+            passed_on: received.passed_on || received.sender == self.agent.guard_pid,
+            ..received
+        }))
+    }
+
+    /// Waits until a signal has come or the time is over.
+    fn await_signal(&self, timeout: Duration) -> Result<(), Error> {
+        let waited = signal::wait_readable(self.intake.as_fd(), Some(timeout), SignalSet::ALL);
+        waited.map(drop).map_err(Error::os("poll"))
+    }
+
+    /// Whether the signal has also reached the other processes of the terminal's foreground group, as a key does.
+    ///
+    /// A terminal that hangs up tells only the leader of its session. If that is our guard, nobody else has heard. If it
+    /// is another process, the kernel tells the group when the leader ends. If the leader tells us itself, it may have
+    /// told the guard alone: a shell tells the group, and `tini` its child. A worker had better hear of it twice than
+    /// never.
+    fn has_reached_foreground(&self, received: Received, session_leader: i32) -> bool {
+        let is_by_kernel = received.sender == 0 && session_leader != self.agent.guard_pid;
+        received.from_terminal && (received.signal != libc::SIGHUP || is_by_kernel)
+    }
+
+    /// Whether the signal says that the guard is dead.
+    fn is_end_of_guard(&self, received: Received) -> bool {
+        received.signal == GUARD_DEATH && self.agent.guard.is_none() && !is_parent(self.agent.guard_pid)
+    }
+
+    /// What a signal means now.
+    fn decide(&mut self, number: i32, moment: Moment) -> Verdict {
+        let verdict = decide(self.agent.table.meaning(number), self.stops, moment);
+        if matches!(verdict, Verdict::Stop | Verdict::Hurry | Verdict::Note) {
+            self.stops += 1;
+        }
+        verdict
+    }
+
+    /// Notes that the guard is gone, and closes its descriptor, which would stay readable for ever.
+    fn drop_guard(&mut self, poller: &Poller) {
+        self.has_lost_guard = true;
+        if let Some(guard) = self.agent.guard.take() {
+            poller.forget(&guard);
+        }
+    }
+}
+
+/// Whether a signal has reached all processes of our step by itself: some configurations let slurmstepd signal every
+/// process, the agent as well as the workers, and others only the guard, which passes the signal on.
+fn is_to_whole_step(received: Received) -> bool {
+    let is_direct = !received.passed_on && received.sender > 0;
+    let name = || kernel_file::read(format!("/proc/{}/comm", received.sender));
+    is_direct && name().is_ok_and(|name| name.trim_ascii_end() == b"slurmstepd")
+}
+
+impl Verdict {
+    /// The action that events report for this verdict.
+    fn action(self) -> SignalAction {
+        match self {
+            Self::Forward => SignalAction::Forward,
+            Self::Stop | Self::Hurry => SignalAction::Stop,
+            Self::Preempt => SignalAction::Preempt,
+            Self::Note | Self::Ignore => SignalAction::Ignore,
+        }
+    }
+}
+
+/// What has suspended the job.
+#[derive(Debug, Default)]
+pub(super) struct JobControl {
+    /// A signal to the job, such as by Ctrl-Z. The suspension holds for the next attempts, too.
+    by_signal: bool,
+    /// The owner of this group.
+    by_owner: bool,
+}
+
+impl JobControl {
+    /// Notes a signal to the job, whatever else it means now.
+    fn hear(&mut self, signal: i32) {
+        self.by_signal = stands_after(signal).unwrap_or(self.by_signal);
+    }
+
+    /// Notes a signal that the owner sends to all workers of the group.
+    pub(super) fn send(&mut self, signal: i32) {
+        self.by_owner = stands_after(signal).unwrap_or(self.by_owner);
+    }
+
+    /// Notes that another group begins.
+    pub(super) fn begin(&mut self) {
+        self.by_owner = false;
+    }
+
+    pub(super) fn stands_still(&self) -> bool {
+        self.by_signal || self.by_owner
+    }
+}
+
+/// Whether the job is suspended after this signal; `None` if the signal changes nothing.
+fn stands_after(signal: i32) -> Option<bool> {
+    match signal {
+        libc::SIGTSTP => Some(true),
+        libc::SIGCONT => Some(false),
+        _ => None,
     }
 }
 

@@ -5,34 +5,34 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::cgroup::AttemptCgroup;
+use crate::cgroup::Cgroup;
 use crate::error::Error;
 use crate::event::{Ending, Event, Exit, StartFailure, Survivor};
 use crate::forkserver::Ordered;
-use crate::group::{Action, Group, Input};
+use crate::group::{Group, Input};
 use crate::mux::Outcome;
-use crate::poller::{Poller, is_readable};
+use crate::poller::Poller;
 use crate::procfs::{self, Stat};
 use crate::signals::{Reach, acts_on_groups};
-use crate::spawn::{AttemptContext, EnvTable, Prepared};
+use crate::spawn::{AttemptContext, EnvTable, Prepared, Shared};
 use crate::spec::{LaunchSpec, SignalScope, WorkerSpec};
 use crate::starting::Starting;
-use crate::supervisor::death_queue::{DeathQueue, Overdue};
-use crate::supervisor::guard_link::GuardLink;
+use crate::supervisor::death_queue::DeathQueue;
+use crate::supervisor::intake::GuardLink;
 use crate::sys::signal;
-use crate::sys::wait::{Death, Target, is_stopped, try_wait};
+use crate::sys::wait::is_stopped;
 
-struct Worker {
-    state: State,
+pub(super) struct Worker {
+    pub(super) state: State,
     /// Whether we have sent it a signal to end.
-    ending: bool,
+    pub(super) ending: bool,
     /// Whether its death is noted but not collected.
-    is_dead: bool,
+    pub(super) is_dead: bool,
     /// Read ends of stdout and stderr, if they are open pipes.
-    pipes: [Option<OwnedFd>; 2],
+    pub(super) pipes: [Option<OwnedFd>; 2],
 }
 
-enum State {
+pub(super) enum State {
     Pending,
     Running {
         pid: i32,
@@ -60,20 +60,23 @@ pub(super) struct Awaited {
 }
 
 pub(super) struct Job {
-    spec: Arc<LaunchSpec>,
-    env: EnvTable,
-    workers: Vec<Worker>,
+    pub(super) spec: Arc<LaunchSpec>,
+    env: Arc<EnvTable>,
+    pub(super) workers: Vec<Worker>,
     /// Pids of all workers that were started, including dead ones.
-    leaders: Vec<i32>,
+    pub(super) leaders: Vec<i32>,
     /// The workers of `leaders`, by index.
     started: Vec<usize>,
     /// Decides which worker may start next.
-    starting: Starting<Awaited>,
-    deaths: DeathQueue,
-    group: Group,
-    first_failure: Option<Exit>,
-    stragglers: usize,
-    cgroup: Option<AttemptCgroup>,
+    pub(super) starting: Starting<Awaited>,
+    pub(super) deaths: DeathQueue,
+    /// Decides what follows from an input.
+    pub(super) group: Group,
+    /// The first worker that failed by itself.
+    pub(super) first_failure: Option<Exit>,
+    /// How many processes have outlived their workers and were asked to end.
+    pub(super) stragglers: usize,
+    pub(super) cgroup: Option<Arc<Cgroup>>,
     oom_kills: u64,
     /// Out-of-memory kills in our own cgroup before the first worker was started.
     oom_kills_before: u64,
@@ -83,42 +86,30 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(
-        spec: Arc<LaunchSpec>,
+        spec: LaunchSpec,
         lingers: bool,
         env: EnvTable,
-        cgroup: Option<AttemptCgroup>,
+        cgroup: Option<Cgroup>,
         oom_kills_before: u64,
     ) -> Self {
         let forks = spec.workers.iter().map(|worker| worker.fork);
         let servers = forks.map(|fork| fork.map(|fork| fork.server)).collect();
         Self {
             workers: spec.workers.iter().map(|_| Worker::pending()).collect(),
-            group: Group::new(
-                spec.workers.len(),
-                spec.on_failure,
-                spec.grace,
-                spec.signal_scope,
-                spec.tells_signals,
-            )
-            .lingering(lingers)
-            .open(spec.stays_open, spec.at_once),
+            group: Group::new(&spec, lingers),
             starting: Starting::new(servers),
-            spec,
-            env,
+            spec: Arc::new(spec),
+            env: Arc::new(env),
             leaders: Vec::new(),
             started: Vec::new(),
             deaths: DeathQueue::default(),
             first_failure: None,
             stragglers: 0,
-            cgroup,
+            cgroup: cgroup.map(Arc::new),
             oom_kills: 0,
             oom_kills_before,
             exits: 0,
         }
-    }
-
-    pub(super) fn spec(&self) -> &LaunchSpec {
-        &self.spec
     }
 
     /// Adds a worker if `check` accepts the spec with it. Returns its index.
@@ -136,61 +127,35 @@ impl Job {
         }
         self.workers.push(Worker::pending());
         self.starting.add(server);
-        self.step(Instant::now(), Input::Added);
+        self.group.step(Instant::now(), Input::Added);
         Ok(self.workers.len() - 1)
-    }
-
-    pub(super) fn group(&self) -> &Group {
-        &self.group
-    }
-
-    /// Lets the group decide what follows from an input.
-    pub(super) fn step(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        self.group.step(now, input)
-    }
-
-    pub(super) fn starting(&self) -> &Starting<Awaited> {
-        &self.starting
-    }
-
-    pub(super) fn starting_mut(&mut self) -> &mut Starting<Awaited> {
-        &mut self.starting
-    }
-
-    pub(super) fn deaths(&self) -> &DeathQueue {
-        &self.deaths
-    }
-
-    pub(super) fn deaths_mut(&mut self) -> &mut DeathQueue {
-        &mut self.deaths
-    }
-
-    pub(super) fn cgroup(&self) -> Option<&AttemptCgroup> {
-        self.cgroup.as_ref()
-    }
-
-    pub(super) fn take_cgroup(&mut self) -> Option<AttemptCgroup> {
-        self.cgroup.take()
     }
 
     /// Facts about the group that the start of each worker needs.
     pub(super) fn context<'a>(&'a self, poller: &'a Poller, link: Option<&GuardLink>) -> AttemptContext<'a> {
         AttemptContext {
             env: &self.env,
-            cgroup: self.cgroup(),
-            foreground_group: link.map(|link| link.foreground_group),
+            cgroup: self.cgroup.as_deref(),
+            foreground_group: link.map(|link| link.agent.foreground_group),
             poller,
         }
     }
 
-    /// Number of workers, including those that have ended.
-    pub(super) fn size(&self) -> usize {
-        self.workers.len()
-    }
-
-    /// Pids of all workers that were started, including dead ones.
-    pub(super) fn leaders(&self) -> &[i32] {
-        &self.leaders
+    /// The same facts, for several threads.
+    pub(super) fn shared(
+        &self,
+        poller: &Arc<Poller>,
+        link: Option<&GuardLink>,
+        token: fn(usize) -> u64,
+    ) -> Shared {
+        Shared {
+            spec: Arc::clone(&self.spec),
+            env: Arc::clone(&self.env),
+            cgroup: self.cgroup.clone(),
+            foreground_group: link.map(|link| link.agent.foreground_group),
+            poller: Arc::clone(poller),
+            token,
+        }
     }
 
     /// The worker that has left a process with these groups and this environment, if one is more likely than any other.
@@ -208,16 +173,6 @@ impl Job {
         let most = counts.iter().max().filter(|most| **most > 0)?;
         let mut likely = (0..counts.len()).filter(|index| counts[*index] == *most);
         likely.next().filter(|_| likely.next().is_none())
-    }
-
-    /// The first worker that failed by itself.
-    pub(super) fn first_failure(&self) -> Option<&Exit> {
-        self.first_failure.as_ref()
-    }
-
-    /// Notes how many processes have outlived their workers and were asked to end.
-    pub(super) fn note_stragglers(&mut self, count: usize) {
-        self.stragglers = self.stragglers.max(count);
     }
 
     /// Notes a worker that has started.
@@ -239,28 +194,6 @@ impl Job {
         };
     }
 
-    /// Notes that a worker has died. Further calls for the same worker do nothing.
-    pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
-        if let Some(state) = self.workers.get_mut(worker).filter(|state| !state.is_dead) {
-            state.is_dead = true;
-            self.deaths.push(worker, time, Instant::now());
-        }
-    }
-
-    /// Sets whether a worker's death is noted but not collected.
-    pub(super) fn set_dead(&mut self, worker: usize, is_dead: bool) {
-        if let Some(state) = self.workers.get_mut(worker) {
-            state.is_dead = is_dead;
-        }
-    }
-
-    /// What to do about the first death, which a fork server has not reported.
-    pub(super) fn look_at_first_death(&mut self, now: Instant) -> Option<Overdue> {
-        let workers = &self.workers;
-        let is_traced = |index: usize| workers.get(index).is_some_and(Worker::is_traced);
-        self.deaths.look_at_first(now, is_traced)
-    }
-
     /// Open pipes of workers, as (worker, stream, pipe).
     pub(super) fn pipes(&self) -> impl Iterator<Item = (usize, usize, &OwnedFd)> {
         self.workers.iter().enumerate().flat_map(|(index, worker)| {
@@ -269,23 +202,11 @@ impl Job {
         })
     }
 
-    pub(super) fn pipe(&self, worker: usize, stream: usize) -> Option<&OwnedFd> {
-        self.workers.get(worker)?.pipes[stream].as_ref()
-    }
-
-    pub(super) fn keep_pipe(&mut self, worker: usize, stream: usize, pipe: OwnedFd) {
-        self.workers[worker].pipes[stream] = Some(pipe);
-    }
-
-    pub(super) fn take_pipe(&mut self, worker: usize, stream: usize) -> Option<OwnedFd> {
-        self.workers.get_mut(worker)?.pipes[stream].take()
-    }
-
     /// The last event of the group.
     pub(super) fn into_ended(self, survivors: Vec<Survivor>, output: Outcome) -> Event {
         Event::Ended {
             first_failure: self.first_failure,
-            stop_signal: self.group.stop_signal(),
+            stop_signal: self.group.stop_signal,
             stragglers: self.stragglers,
             survivors,
             oom_kills: self.oom_kills,
@@ -304,7 +225,7 @@ impl Job {
     ///
     /// The kernel also counts a kill in the cgroups above, so the counters are not added up.
     pub(super) fn count_oom_kills(&mut self, in_our_cgroup: u64) {
-        let in_attempt = self.cgroup.as_ref().and_then(AttemptCgroup::oom_kills);
+        let in_attempt = self.cgroup.as_deref().and_then(Cgroup::oom_kills);
         let in_ours = in_our_cgroup.saturating_sub(self.oom_kills_before);
         self.oom_kills = in_ours.max(in_attempt.unwrap_or(0));
     }
@@ -371,56 +292,10 @@ impl Job {
         }
     }
 
-    /// How a child of ours has ended that is not collected yet.
-    pub(super) fn death_of(&self, index: usize) -> Option<Death> {
-        let State::Running {
-            pid, origin: None, ..
-        } = self.workers.get(index)?.state
-        else {
-            return None;
-        };
-        try_wait(Target::Pid(pid), false).ok()?
-    }
-
-    /// Collects a dead child; `None` if it is alive, was collected before, or is not our child.
-    pub(super) fn reap(&mut self, index: usize, now: SystemTime, poller: &Poller) -> Option<(Exit, Input)> {
-        let State::Running {
-            pid,
-            pidfd,
-            origin: None,
-            ..
-        } = &self.workers.get(index)?.state
-        else {
-            return None;
-        };
-        let target = pidfd
-            .as_ref()
-            .map_or(Target::Pid(*pid), |pidfd| Target::PidFd(pidfd.as_fd()));
-        match try_wait(target, true) {
-            Ok(None) => None,
-            Ok(Some(death)) => self.bury(index, Ending::from(&death), Some(death), now, poller),
-            // Other code in this program has already waited for the child, so its status is lost.
-            Err(_) => self.bury(index, Ending::Lost, None, now, poller),
-        }
-    }
-
     /// Whether a worker was started and is not buried yet.
     pub(super) fn is_running(&self, index: usize) -> bool {
         let worker = self.workers.get(index);
         worker.is_some_and(|worker| worker.pid().is_some())
-    }
-
-    /// The fork server of a worker that has died, with its pidfd.
-    pub(super) fn dead_forked(&self, index: usize) -> Option<(Origin, BorrowedFd<'_>)> {
-        let State::Running {
-            pidfd: Some(pidfd),
-            origin: Some(origin),
-            ..
-        } = &self.workers.get(index)?.state
-        else {
-            return None;
-        };
-        is_readable(pidfd).then(|| (*origin, pidfd.as_fd()))
     }
 
     /// The fork server of a worker that runs, or has died but is not buried.
@@ -445,45 +320,6 @@ impl Job {
             State::Running { pidfd, .. } => pidfd.as_ref().map(AsFd::as_fd),
             State::Pending | State::Ended => None,
         }
-    }
-
-    /// How a zombie has ended whose parent is alive, from `/proc`. Without resource usage.
-    pub(super) fn death_in_procfs(&self, index: usize) -> Option<Death> {
-        let pid = self.workers.get(index)?.pid()?;
-        let status = procfs::exit_status(pid)?;
-        // Its parent may have reaped it meanwhile, and the pid may belong to another process.
-        self.workers[index].is_pinned().then(|| Death::of(status))
-    }
-
-    /// Notes how a worker has ended.
-    pub(super) fn bury(
-        &mut self,
-        index: usize,
-        ending: Ending,
-        death: Option<Death>,
-        now: SystemTime,
-        poller: &Poller,
-    ) -> Option<(Exit, Input)> {
-        let worker = self.workers.get(index)?;
-        let State::Running {
-            pid, pidfd, started, ..
-        } = &worker.state
-        else {
-            return None;
-        };
-        if let Some(pidfd) = pidfd {
-            poller.forget(pidfd);
-        }
-        let exit = Exit {
-            pid: *pid,
-            caused_by_stop: worker.ending,
-            user: death.map_or(Duration::ZERO, |death| death.user),
-            system: death.map_or(Duration::ZERO, |death| death.system),
-            max_rss: death.map_or(0, |death| death.max_rss),
-            started: Some(*started),
-            ..without_process(index, ending, now)
-        };
-        Some(self.record(exit, true))
     }
 
     /// Notes that a worker was not started.
@@ -516,11 +352,15 @@ impl Job {
             .collect()
     }
 
-    fn record(&mut self, mut exit: Exit, running: bool) -> (Exit, Input) {
+    pub(super) fn record(&mut self, mut exit: Exit, running: bool) -> (Exit, Input) {
         let failed = exit.failed();
         exit.order = self.exits;
         self.exits += 1;
         self.workers[exit.worker].state = State::Ended;
+        if self.spec.stays_open {
+            // Such a group may see any number of workers.
+            Arc::make_mut(&mut self.spec).workers[exit.worker].forget();
+        }
         if failed && !exit.caused_by_stop && self.first_failure.is_none() {
             self.first_failure = Some(exit.clone());
         }
@@ -538,7 +378,7 @@ impl Worker {
         }
     }
 
-    fn pid(&self) -> Option<i32> {
+    pub(super) fn pid(&self) -> Option<i32> {
         match self.state {
             State::Running { pid, .. } => Some(pid),
             State::Pending | State::Ended => None,
@@ -546,7 +386,7 @@ impl Worker {
     }
 
     /// Whether another process traces it. The kernel tells the tracer of its end before its parent.
-    fn is_traced(&self) -> bool {
+    pub(super) fn is_traced(&self) -> bool {
         self.pid().is_some_and(procfs::is_traced)
     }
 
@@ -556,14 +396,14 @@ impl Worker {
                 pid, origin: None, ..
             } => is_stopped(pid),
             // Only a parent can wait for a stop.
-            State::Running { pid, .. } => procfs::is_stopped(pid),
+            State::Running { pid, .. } => matches!(procfs::state(pid), Some(b'T' | b't')),
             State::Pending | State::Ended => false,
         }
     }
 
     /// Whether its pid cannot belong to another process. A child of ours is unreaped; a forked worker is checked by
     /// its pidfd.
-    fn is_pinned(&self) -> bool {
+    pub(super) fn is_pinned(&self) -> bool {
         match &self.state {
             State::Running {
                 origin: Some(_),
@@ -594,20 +434,7 @@ fn leads_its_group(pid: i32) -> bool {
     crate::sys::group_of(pid) == pid
 }
 
-impl From<&Death> for Ending {
-    fn from(death: &Death) -> Self {
-        if death.signaled {
-            Self::Signal {
-                number: death.status,
-                core: death.core,
-            }
-        } else {
-            Self::Code(death.status as u8)
-        }
-    }
-}
-
-fn without_process(worker: usize, ending: Ending, now: SystemTime) -> Exit {
+pub(super) fn without_process(worker: usize, ending: Ending, now: SystemTime) -> Exit {
     Exit {
         worker,
         pid: 0,
@@ -619,5 +446,40 @@ fn without_process(worker: usize, ending: Ending, now: SystemTime) -> Exit {
         max_rss: 0,
         started: None,
         ended: now,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::EnvEntry;
+
+    #[test]
+    fn a_group_that_may_see_any_number_of_workers_keeps_nothing_of_those_that_have_ended() {
+        let token = || EnvEntry::new(b"T", b"t").unwrap();
+        let worker = WorkerSpec {
+            argv: vec![c"true".into()],
+            env: vec![token()],
+            foreground: true,
+            ..WorkerSpec::default()
+        };
+        for stays_open in [false, true] {
+            let spec = LaunchSpec {
+                workers: vec![worker.clone()],
+                stays_open,
+                ..LaunchSpec::default()
+            };
+            let env = EnvTable::new(&[], &[], token());
+            let mut job = Job::new(spec, false, env, None, 0);
+            job.never_ran(0, Ending::Cancelled, SystemTime::now());
+            let left = &job.spec.workers[0];
+            assert_eq!(
+                (left.argv.is_empty(), left.env.is_empty()),
+                (stays_open, stays_open)
+            );
+            assert!(left.foreground);
+            let second = job.add(WorkerSpec::default(), |_| Ok(()));
+            assert_eq!(second.unwrap(), 1);
+        }
     }
 }

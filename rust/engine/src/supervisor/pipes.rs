@@ -23,14 +23,15 @@ impl Supervisor {
 
     /// Reads from a stream, at most a full buffer. Returns the number of bytes.
     pub(super) fn read_pipe(&mut self, worker: usize, stream: usize) -> usize {
-        let Some(job) = &mut self.job else { return 0 };
-        let Some(pipe) = job.pipe(worker, stream) else {
+        let slot = self.job.as_mut().and_then(|job| job.workers.get_mut(worker));
+        let Some(slot) = slot.map(|worker| &mut worker.pipes[stream]) else {
             return 0;
         };
+        let Some(pipe) = &*slot else { return 0 };
         let data = match rustix::io::read(pipe, &mut self.buffer[..]) {
             Ok(0) | Err(rustix::io::Errno::IO | rustix::io::Errno::BADF) => {
                 self.poller.forget(pipe);
-                job.take_pipe(worker, stream);
+                *slot = None;
                 Vec::new()
             }
             Ok(count) => self.buffer[..count].to_vec(),
@@ -57,8 +58,11 @@ impl Supervisor {
                     count => left = left.saturating_sub(count),
                 }
             }
-            let pipe = self.job.as_mut().and_then(|job| job.take_pipe(worker, stream));
-            if let Some(pipe) = pipe {
+            let slot = self
+                .job
+                .as_mut()
+                .map(|job| &mut job.workers[worker].pipes[stream]);
+            if let Some(pipe) = slot.and_then(Option::take) {
                 self.poller.forget(&pipe);
                 self.push_output(worker, stream, Vec::new());
             }
@@ -67,7 +71,7 @@ impl Supervisor {
 
     fn bytes_waiting(&self, worker: usize, stream: usize) -> usize {
         let job = self.job.as_ref();
-        let pipe = job.and_then(|job| job.pipe(worker, stream));
+        let pipe = job.and_then(|job| job.workers[worker].pipes[stream].as_ref());
         let count = pipe.and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
         count.map_or(0, |count| count as usize)
     }

@@ -9,7 +9,7 @@ use std::io;
 
 use rustix::process::Signal;
 
-use crate::cgroup::AttemptCgroup;
+use crate::cgroup::Cgroup;
 use crate::event::{KillTier, Survivor};
 use crate::orphans::{Orphans, reap_orphans};
 use crate::procfs::Stat;
@@ -34,7 +34,7 @@ pub(super) enum Heirs {
 /// Facts about a group by which its remaining processes are found.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a> {
-    pub(super) cgroup: Option<&'a AttemptCgroup>,
+    pub(super) cgroup: Option<&'a Cgroup>,
     /// Pids of the running workers.
     pub(super) workers: &'a [i32],
     /// Pids of all workers that were started. Each has led a process group.
@@ -49,7 +49,7 @@ pub(super) struct Group<'a> {
 impl Group<'_> {
     /// Whether the kernel has said of all processes that dead branches have left that they are gone.
     fn has_no_estate(&self) -> bool {
-        let is_empty = |cgroup: &AttemptCgroup| cgroup.populated().is_ok_and(|populated| !populated);
+        let is_empty = |cgroup: &Cgroup| cgroup.populated().is_ok_and(|populated| !populated);
         self.heirs == Heirs::None || self.cgroup.is_some_and(is_empty)
     }
 }
@@ -65,7 +65,7 @@ pub(super) struct Remains {
     /// afterwards.
     known: Vec<(i32, u64)>,
     /// Whether a branch has ended before its job: what its workers have left is below no process of ours.
-    has_lost_branch: bool,
+    pub(super) has_lost_branch: bool,
 }
 
 impl Remains {
@@ -77,11 +77,6 @@ impl Remains {
             known: Vec::new(),
             has_lost_branch: false,
         }
-    }
-
-    /// Notes that a branch has ended before its job.
-    pub(super) fn lose_branch(&mut self) {
-        self.has_lost_branch = true;
     }
 
     /// Whether remaining processes can be seen, and told apart from fork servers.

@@ -4,8 +4,6 @@
 //! storage, and libc's wrappers write `errno` there. These functions return the kernel's value as it is:
 //! negative numbers are `-errno`.
 
-#![allow(unsafe_code)]
-
 use core::ffi::c_void;
 
 /// Program of a cloned child: runs on its own stack and returns the exit code of the process.

@@ -14,14 +14,14 @@
 //! * With `CLONE_FILES` its second act is to leave our descriptor table. If that fails, the child ends and leaves
 //!   the table unchanged.
 
-#![allow(unsafe_code)]
-
 use core::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 
 use super::arch;
+use crate::features::Features;
+use crate::stage::Stage;
 
 mod binding;
 mod calls;
@@ -48,48 +48,6 @@ pub(crate) fn reset_library_signals() {
 use child::child_main;
 use stack::STACK_BYTES;
 
-/// A step of a start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    Clone,
-    Descriptors,
-    Group,
-    Stdio,
-    Chdir,
-    ParentDeath,
-    OpenFiles,
-    Cpus,
-    CpusCheck,
-    Memory,
-    MemoryCheck,
-    Exec,
-}
-
-impl Step {
-    /// Each step, at the index of its number.
-    pub(crate) const ALL: [Self; 12] = [
-        Self::Clone,
-        Self::Descriptors,
-        Self::Group,
-        Self::Stdio,
-        Self::Chdir,
-        Self::ParentDeath,
-        Self::OpenFiles,
-        Self::Cpus,
-        Self::CpusCheck,
-        Self::Memory,
-        Self::MemoryCheck,
-        Self::Exec,
-    ];
-}
-
-/// Which kernel interfaces to use.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Interfaces {
-    pub(crate) clone3: bool,
-    pub(crate) pidfd: bool,
-}
-
 /// A child whose program has started.
 #[derive(Debug)]
 pub(crate) struct Spawned {
@@ -104,13 +62,13 @@ pub(crate) struct Spawned {
 /// Why a child did not start (then nothing is left of it), or why it was not bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
-    pub(crate) step: Step,
+    pub(crate) step: Stage,
     pub(crate) errno: i32,
 }
 
 impl Failure {
     /// Names the step of a call that was refused.
-    fn at(step: Step) -> impl FnOnce(i32) -> Self {
+    fn at(step: Stage) -> impl FnOnce(i32) -> Self {
         move |errno| Self { step, errno }
     }
 }
@@ -130,24 +88,24 @@ struct Exchange<'a> {
     reached_exec: bool,
     /// What failed, unless `errno` is 0. Two fields, each written in one go: the child may be killed between the
     /// two writes.
-    step: Step,
+    step: Stage,
     errno: i32,
-    unbound_step: Step,
+    unbound_step: Stage,
     unbound_errno: i32,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(plan: &'a ChildPlan<'a>, interfaces: Interfaces) -> Self {
+    fn new(plan: &'a ChildPlan<'a>, features: Features) -> Self {
         Self {
             plan,
             parent: rustix::process::getpid().as_raw_nonzero().get(),
-            reset_handlers: !interfaces.clone3,
+            reset_handlers: !features.clone3,
             pidfd: -1,
             watched: false,
             reached_exec: false,
-            step: Step::Clone,
+            step: Stage::Spawn,
             errno: 0,
-            unbound_step: Step::Clone,
+            unbound_step: Stage::Spawn,
             unbound_errno: 0,
         }
     }
@@ -168,12 +126,12 @@ impl<'a> Exchange<'a> {
 pub(crate) fn spawn(
     plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
-    interfaces: Interfaces,
+    features: Features,
     cgroup: Option<std::os::fd::BorrowedFd<'_>>,
 ) -> Result<Spawned, Failure> {
-    let mut exchange = Exchange::new(plan, interfaces);
+    let mut exchange = Exchange::new(plan, features);
     let mut flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
-    if interfaces.pidfd {
+    if features.pidfd {
         flags |= libc::CLONE_PIDFD as u64;
     }
     if matches!(plan.descriptors, Descriptors::Unshare(_)) {
@@ -181,7 +139,7 @@ pub(crate) fn spawn(
     }
     let pidfd_pointer = &raw mut exchange.pidfd;
     let exchange_pointer = (&raw mut exchange).cast::<c_void>();
-    let pid = if interfaces.clone3 {
+    let pid = if features.clone3 {
         clone3(
             flags | CLONE_CLEAR_SIGHAND,
             pidfd_pointer,
@@ -194,7 +152,7 @@ pub(crate) fn spawn(
     };
     if pid < 0 {
         return Err(Failure {
-            step: Step::Clone,
+            step: Stage::Spawn,
             errno: -pid as i32,
         });
     }
@@ -224,7 +182,7 @@ pub(crate) fn spawn(
     if errno == 0 {
         // The child was killed before it could act: a cgroup that was ever killed kills the children born into it.
         return Err(Failure {
-            step: Step::Clone,
+            step: Stage::Spawn,
             errno: libc::EINTR,
         });
     }

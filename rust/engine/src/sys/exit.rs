@@ -1,7 +1,5 @@
 //! How this process ends when its program has ended.
 
-#![allow(unsafe_code)]
-
 use core::ffi::{c_int, c_void};
 
 use super::ForkedChild;
@@ -63,16 +61,10 @@ extern "C" fn end(status: c_int, _: *mut c_void) {
     }
 }
 
-/// Writes what the C library's streams hold, except streams in use. Otherwise a forked process would write it
-/// again.
-pub(crate) fn write_streams() {
-    write_free_streams();
-}
-
 /// Writes what streams hold, except streams in use. Returns whether none was in use. `fflush` of all streams would
-/// wait for those in use; `exit` does not wait.
+/// wait for those in use; `exit` does not wait. Call it before a fork, else the forked process would write it again.
 #[cfg(not(target_env = "musl"))]
-fn write_free_streams() -> bool {
+pub(crate) fn write_free_streams() -> bool {
     let mut are_all = true;
     // SAFETY: takes no argument. It is held while the list is walked, as the C library does itself.
     unsafe { _IO_list_lock() };
@@ -91,11 +83,10 @@ fn write_free_streams() -> bool {
 
 /// musl hides its list of streams, so these are the two that programs write to by default.
 #[cfg(target_env = "musl")]
-fn write_free_streams() {
+pub(crate) fn write_free_streams() -> bool {
     // SAFETY: musl sets both before the program starts, and never changes them.
-    for stream in unsafe { [stdout, stderr] } {
-        write_if_free(stream);
-    }
+    let streams = unsafe { [stdout, stderr] };
+    streams.map(write_if_free) == [true; 2]
 }
 
 fn write_if_free(stream: Stream) -> bool {

@@ -1,7 +1,5 @@
 //! What others see of this process: its command line and its environment.
 
-#![allow(unsafe_code)]
-
 use core::ffi::c_char;
 use core::ptr::null_mut;
 use std::ffi::CString;

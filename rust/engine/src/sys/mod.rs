@@ -12,8 +12,6 @@
 pub(crate) mod clone;
 pub(crate) mod exit;
 pub(crate) mod face;
-pub(crate) mod landlock;
-pub(crate) mod memory;
 pub(crate) mod peer;
 pub(crate) mod signal;
 pub(crate) mod wait;
@@ -22,7 +20,17 @@ mod arch;
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// The result of a call of the C library, which is negative if the call has failed.
+fn checked<T: Copy + Default + PartialOrd>(result: T) -> io::Result<T> {
+    if result < T::default() {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
 
 /// Whether `clone3` exists and is not refused: a size of zero is answered with EINVAL. Rustix has no clone.
 pub(crate) fn has_clone3() -> bool {
@@ -42,23 +50,18 @@ pub(crate) fn has_close_range() -> bool {
 /// A close-on-exec copy, 3 or above, of a descriptor known by its number only, which rustix does not take.
 ///
 /// [fcntl(2)](https://man7.org/linux/man-pages/man2/fcntl.2.html)
-pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: an invalid number is answered with EBADF.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
-    if copy < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let copy = checked(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })?;
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Takes over a descriptor that this process was started with, by the number it was given. The descriptor will not
 /// survive another `execve`.
-pub(crate) fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
+pub fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: an invalid number is answered with EBADF.
-    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    checked(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) })?;
     // SAFETY: it is open, and the caller, which was given its number, is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -66,22 +69,31 @@ pub(crate) fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
 /// Lets the kernel hold at most so many unsent bytes of a TCP connection. Rustix does not have this option.
 ///
 /// [tcp(7)](https://man7.org/linux/man-pages/man7/tcp.7.html)
-pub(crate) fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+pub fn limit_unsent(socket: impl AsFd, bytes: u32) -> io::Result<()> {
     // SAFETY: the kernel reads four bytes of `bytes`, which lives as long as the call.
     let result = unsafe {
         libc::setsockopt(
-            socket.as_raw_fd(),
+            socket.as_fd().as_raw_fd(),
             libc::IPPROTO_TCP,
             libc::TCP_NOTSENT_LOWAT,
             (&raw const bytes).cast(),
             size_of::<u32>() as libc::socklen_t,
         )
     };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    checked(result).map(drop)
+}
+
+/// Hour, minute and second of the local time, so many seconds after the beginning of 1970 in UTC. Rustix has no time
+/// zones. The zone is that of the first call in this process.
+///
+/// [localtime_r(3)](https://man7.org/linux/man-pages/man3/localtime_r.3.html)
+pub(crate) fn local_time(second: u64) -> [i32; 3] {
+    let second = second as libc::time_t;
+    // SAFETY: integers and a pointer that nobody follows, for which zero is a valid value.
+    let mut time: libc::tm = unsafe { core::mem::zeroed() };
+    // SAFETY: both live as long as the call. A year that is out of range leaves zeros.
+    let _ = unsafe { libc::localtime_r(&raw const second, &raw mut time) };
+    [time.tm_hour, time.tm_min, time.tm_sec]
 }
 
 /// Proof that this process was forked by code that expects it: it has one thread, and a copy of all descriptors
@@ -98,6 +110,39 @@ impl ForkedChild {
         let own = own_pid();
         (own != parent).then_some(Self { parent })
     }
+}
+
+/// A set of rules of Landlock by which nobody may make symbolic links. Rustix does not have Landlock.
+///
+/// [landlock(7)](https://man7.org/linux/man-pages/man7/landlock.7.html)
+pub(crate) fn landlock_ruleset() -> io::Result<OwnedFd> {
+    /// `LANDLOCK_ACCESS_FS_MAKE_SYM`: some right that the oldest version of Landlock knows.
+    const MAKE_SYMLINK: u64 = 1 << 12;
+    let attributes = MAKE_SYMLINK;
+    let (pointer, length) = (&raw const attributes, size_of::<u64>());
+    // SAFETY: the kernel reads as many bytes of `attributes` as we say, and it lives as long as the call.
+    let fd = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, pointer, length, 0) };
+    let fd = checked(fd)?;
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Puts this thread under a set of rules of Landlock, for good. It needs `no_new_privs`.
+pub(crate) fn restrict_self(rules: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes numbers. What it forbids can make calls fail, and touches no memory.
+    checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) }).map(drop)
+}
+
+/// Puts memory into huge pages. Its contents stay the same. Linux 6.1; older kernels refuse.
+///
+/// [madvise(2)](https://man7.org/linux/man-pages/man2/madvise.2.html)
+pub(crate) fn collapse(range: &Range<usize>) -> io::Result<()> {
+    /// Not in every libc.
+    const MADV_COLLAPSE: i32 = 25;
+    let start = std::ptr::without_provenance_mut(range.start);
+    // SAFETY: the kernel moves pages below their addresses, which no code can notice, and refuses unmapped
+    // addresses.
+    checked(unsafe { libc::madvise(start, range.len(), MADV_COLLAPSE) }).map(drop)
 }
 
 /// Ends this process at once, and skips everything that its program does at exit.
@@ -202,8 +247,9 @@ unsafe extern "C" {
     static mut environ: *const *const c_char;
 }
 
-/// The environment block as it is. The standard library's version drops entries without a name or a value.
-pub(crate) fn environment() -> Vec<CString> {
+/// The environment block of this process as it is. The standard library's version drops entries without a name or a
+/// value. Do not change the environment during the call.
+pub fn environment() -> Vec<CString> {
     let mut block = Vec::new();
     // SAFETY: the pointer is read, not kept. As with `std::env::vars`, no thread may change the environment
     // meanwhile.

@@ -1,11 +1,9 @@
 //! Signal masks, dispositions, intake and delivery.
 
-#![allow(unsafe_code)]
-
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::ForkedChild;
+use super::{ForkedChild, checked};
 
 /// The kernel's signal set: bit `n - 1` is signal `n`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,11 +93,7 @@ pub(crate) fn reset(signal: i32) -> io::Result<()> {
     action.sa_flags = libc::SA_NOCLDSTOP;
     // SAFETY: installs no handler, so no code of ours runs in signal context.
     let result = unsafe { libc::sigaction(signal, &raw const action, core::ptr::null_mut()) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    checked(result).map(drop)
 }
 
 /// What this process does on a signal, in the C library's form.
@@ -140,11 +134,7 @@ pub(crate) fn take_actions(_child: ForkedChild, actions: &[Action]) {
 pub(crate) fn die_with_parent(signal: i32) -> io::Result<()> {
     // SAFETY: the option takes a signal number and touches no memory.
     let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    checked(result).map(drop)
 }
 
 /// A descriptor from which blocked signals are read. Rustix has none; libc's `sigset_t` is not the kernel's set.
@@ -154,9 +144,7 @@ pub(crate) fn intake(set: SignalSet) -> io::Result<OwnedFd> {
     let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
     // SAFETY: the set is eight bytes owned by this frame.
     let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const set.0, SET_BYTES, flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let fd = checked(fd)?;
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
@@ -229,6 +217,11 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     }))
 }
 
+/// Reads all pending signals, which only wake the reader.
+pub(crate) fn drain(fd: BorrowedFd<'_>) {
+    while let Ok(Some(_)) = read_intake(fd) {}
+}
+
 /// Whether the sender is the shell, which tells its jobs that its terminal has gone away. Both numbers are 0
 /// outside the pid namespace, so two zeroes need not be the same process.
 fn is_shell(sender: i32, session_leader: i32) -> bool {
@@ -244,10 +237,7 @@ pub(crate) fn send(pid: i32, number: i32) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // SAFETY: takes numbers only.
-    if unsafe { libc::kill(pid, number) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    checked(unsafe { libc::kill(pid, number) }).map(drop)
 }
 
 #[repr(C)]
@@ -345,14 +335,10 @@ pub(crate) fn wait_readable(
     match result {
         0 => Ok(Wake::TimedOut),
         result if result > 0 => Ok(Wake::Readable),
-        _ => {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                Ok(Wake::Interrupted)
-            } else {
-                Err(error)
-            }
-        }
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(Wake::Interrupted),
+            error => Err(error),
+        },
     }
 }
 

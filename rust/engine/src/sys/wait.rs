@@ -1,7 +1,5 @@
 //! Waiting for children, with their resource usage.
 
-#![allow(unsafe_code)]
-
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -81,9 +79,7 @@ fn wait((kind, id): (libc::idtype_t, u32), reap: bool) -> io::Result<Option<(i32
     // Rustix's waitid and libc's drop the fifth argument, which carries the usage.
     // SAFETY: both buffers outlive the call and have the kernel's layout.
     let result = unsafe { libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, options, &raw mut usage) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    super::checked(result)?;
     // SAFETY: waitid filled the child fields, or left them zero.
     let pid = unsafe { info.si_pid() };
     if pid == 0 {

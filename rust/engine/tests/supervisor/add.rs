@@ -221,13 +221,10 @@ fn a_stop_cancels_those_that_had_no_place() {
     scene.end();
     let endings: Vec<Ending> = scene.exits().into_iter().map(|exit| exit.ending).collect();
     assert_eq!(endings[1..], [Ending::Cancelled, Ending::Cancelled]);
-    let nobody = scene.supervisor.start(
-        LaunchSpec {
-            at_once: Some(0),
-            ..group(vec![sleeper()])
-        }
-        .into(),
-    );
+    let nobody = scene.supervisor.start(LaunchSpec {
+        at_once: Some(0),
+        ..group(vec![sleeper()])
+    });
     assert!(
         matches!(nobody, Err(Error::Spec(SpecError::NoneAtOnce))),
         "{nobody:?}"

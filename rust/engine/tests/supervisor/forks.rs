@@ -30,7 +30,7 @@ fn one_that_is_frozen_while_it_imports_is_done_without_and_killed() {
     let server = group(vec![sh(&frozen, QUIET)]);
     let patience = Patience {
         slow: Duration::from_millis(100),
-        lost: Duration::from_millis(1000),
+        lost: Duration::from_secs(1),
     };
     let number = scene.supervisor.start_fork_server(server, patience).unwrap();
     let pid = std::fs::read_to_string(fifo).unwrap();

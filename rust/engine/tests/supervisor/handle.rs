@@ -1,6 +1,5 @@
 //! A supervisor on a thread of its own.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use dsl_engine::event::Ending;
@@ -13,7 +12,7 @@ use crate::harness::{
 
 fn started(spec: LaunchSpec) -> Handle {
     let handle = Handle::new(None).unwrap();
-    handle.start(Arc::new(spec)).unwrap();
+    handle.start(spec).unwrap();
     handle
 }
 
@@ -79,9 +78,7 @@ fn starts_and_clean_exits_wake_only_those_who_ask() {
         Waited::TimedOut
     ));
     let waits = sh("read line; exit 0", [leash.stdin(), Stdio::Null, Stdio::Null]);
-    handle
-        .start(Arc::new(group(vec![waits, sh("exit 0", QUIET)])))
-        .unwrap();
+    handle.start(group(vec![waits, sh("exit 0", QUIET)])).unwrap();
     assert!(matches!(
         handle.wait(short, false, || false).unwrap(),
         Waited::TimedOut
@@ -106,9 +103,12 @@ fn a_failure_wakes_everybody() {
         handle.wait(Some(Duration::ZERO), false, || false).unwrap(),
         Waited::TimedOut
     ));
+    let leash = Leash::new();
     let stubborn = sh("trap '' TERM; echo ready; exec sleep 600", PIPED);
-    let fails = sh("exit 3", QUIET);
-    handle.start(Arc::new(group(vec![stubborn, fails]))).unwrap();
+    let fails = sh("read line; exit 3", [leash.stdin(), Stdio::Null, Stdio::Null]);
+    handle.start(group(vec![stubborn, fails])).unwrap();
+    until(&handle, |events| output(events, 0, 1) == b"ready\n");
+    leash.let_go();
     let mut events = Vec::new();
     let failed = |event: &Event| matches!(event, Event::Exited(exit) if exit.worker == 1);
     while !events.iter().any(failed) {
@@ -156,7 +156,7 @@ fn a_closed_supervisor_has_ended_its_group_and_answers_at_once() {
     assert!(
         matches!(handle.wait(None, false, || false).unwrap(), Waited::Events(events) if events.is_empty())
     );
-    let refused = handle.start(Arc::new(group(vec![sleeper()])));
+    let refused = handle.start(group(vec![sleeper()]));
     assert!(matches!(refused, Err(Error::Closed)));
     for result in [
         handle.stop(libc::SIGTERM, None),
@@ -180,17 +180,11 @@ fn a_handle_dropped_on_another_thread_leaves_nothing() {
 #[test]
 fn a_refusal_comes_back_from_start() {
     let handle = started(group(vec![sleeper()]));
-    assert!(matches!(
-        handle.start(Arc::new(group(vec![sleeper()]))),
-        Err(Error::Busy)
-    ));
+    assert!(matches!(handle.start(group(vec![sleeper()])), Err(Error::Busy)));
     handle.kill().unwrap();
     until(&handle, has_ended);
-    assert!(matches!(
-        handle.start(Arc::new(group(Vec::new()))),
-        Err(Error::Spec(_))
-    ));
-    handle.start(Arc::new(group(vec![sh("exit 0", QUIET)]))).unwrap();
+    assert!(matches!(handle.start(group(Vec::new())), Err(Error::Spec(_))));
+    handle.start(group(vec![sh("exit 0", QUIET)])).unwrap();
     assert_eq!(ended(&until(&handle, has_ended)).first_failure, None);
 }
 

@@ -4,15 +4,12 @@ use std::ffi::{CString, OsStr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dsl_engine::event::{Exit, Survivor};
-use dsl_engine::spec::{
-    EnvEntry, LaunchSpec, LogOptions, OnFailure, SignalScope, Stdio, Strictness, WorkerSpec,
-};
+use dsl_engine::spec::{EnvEntry, LaunchSpec, OnFailure, Stdio, WorkerSpec};
 use dsl_engine::{Event, Supervisor};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
@@ -29,15 +26,8 @@ pub(crate) fn c_string(text: impl AsRef<OsStr>) -> CString {
 pub(crate) fn program<T: AsRef<OsStr>>(argv: &[T], stdio: [Stdio; 3]) -> WorkerSpec {
     WorkerSpec {
         argv: argv.iter().map(c_string).collect(),
-        env: Vec::new(),
-        cwd: None,
         stdio,
-        cpus: Vec::new(),
-        memory: None,
-        foreground: false,
-        prefix: Vec::new(),
-        keep_fds: Vec::new(),
-        fork: None,
+        ..WorkerSpec::default()
     }
 }
 
@@ -57,17 +47,8 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
     LaunchSpec {
         workers,
         env: vec![env("PATH", b"/usr/bin:/bin")],
-        inherits: false,
-        odd: Vec::new(),
-        on_failure: OnFailure::Stop,
         grace: GRACE,
-        lingers: false,
-        stays_open: false,
-        at_once: None,
-        signal_scope: SignalScope::default(),
-        binding: Strictness::Required,
-        logs: LogOptions::default(),
-        tells_signals: false,
+        ..LaunchSpec::default()
     }
 }
 
@@ -118,7 +99,7 @@ impl Scene {
 
     pub(crate) fn start(&mut self, spec: LaunchSpec) {
         self.events.clear();
-        self.supervisor.start(Arc::new(spec)).unwrap();
+        self.supervisor.start(spec).unwrap();
     }
 
     /// Turns until the events show it.

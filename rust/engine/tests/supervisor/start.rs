@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use dsl_engine::Error;
 use dsl_engine::affinity::{Allowed, NUMBER_MAX, format_cpulist};
@@ -243,16 +242,14 @@ fn a_binding_that_is_only_wanted_leaves_a_worker_to_run_and_is_told() {
         format_cpulist(&allowed.cpus)
     );
 
-    let refused = Scene::new()
-        .supervisor
-        .start(Arc::new(group(vec![nowhere.clone()])));
+    let refused = Scene::new().supervisor.start(group(vec![nowhere.clone()]));
     assert!(matches!(refused, Err(Error::Binding(_))), "{refused:?}");
 
     let without_memory = LaunchSpec {
         binding: Strictness::CpusRequired,
         ..group(vec![nowhere])
     };
-    let refused = Scene::new().supervisor.start(Arc::new(without_memory));
+    let refused = Scene::new().supervisor.start(without_memory);
     assert!(matches!(refused, Err(Error::Binding(_))), "{refused:?}");
 }
 

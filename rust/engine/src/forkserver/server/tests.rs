@@ -6,7 +6,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::getpid;
 
 use super::*;
-use crate::sys::clone::{Failure, Step};
+use crate::event::Stage;
+use crate::sys::clone::Failure;
 
 /// A server without a process, with this process as its speaker. The descriptors keep its link, its pidfd and its
 /// output open.
@@ -94,7 +95,7 @@ fn it_is_ready_once_and_lost_once() {
         for report in reports {
             server.hear(report, Vec::new());
         }
-        assert_eq!((server.state(), server.take_news()), (state, news));
+        assert_eq!((server.state, std::mem::take(&mut server.news)), (state, news));
     }
 }
 
@@ -112,14 +113,14 @@ fn nobody_is_listened_to_who_has_not_said_who_it_is() {
         server.speaker = None;
         server.hear(report, fds);
         assert_eq!(
-            (server.state(), server.take_news()),
+            (server.state, std::mem::take(&mut server.news)),
             (State::Closed, vec![lost(NONSENSE)])
         );
     }
     // A second hello is refused.
     let (mut server, _open) = server();
     server.hear(hello(), vec![child.pidfd()]);
-    assert_eq!(server.take_news(), [lost(NONSENSE)]);
+    assert_eq!(std::mem::take(&mut server.news), [lost(NONSENSE)]);
 }
 
 /// G1: the kernel tells which process speaks and which was forked, no matter which descriptors come.
@@ -143,7 +144,7 @@ fn who_says_hello_is_the_process_that_was_executed_or_descends_from_it() {
         server.hear(Some(Report::Hello { version: VERSION }), vec![fd]);
         let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
         assert_eq!(
-            (server.take_news(), server.is_distrusted()),
+            (std::mem::take(&mut server.news), server.is_distrusted()),
             (news, !why.is_empty())
         );
     }
@@ -169,7 +170,7 @@ fn a_branch_is_a_descendant_of_the_warm_server_that_was_called() {
         let mut server = Server::branch(link, warm, 1, true);
         assert_eq!(server.shown_pid(), own);
         server.hear(Some(Report::Hello { version: VERSION }), vec![fd]);
-        let told: Vec<News> = server.take_news();
+        let told: Vec<News> = std::mem::take(&mut server.news);
         if why.is_empty() {
             assert_eq!(told, []);
             assert_eq!(server.shown_pid(), child.pid());
@@ -234,7 +235,7 @@ fn a_server_that_lies_about_whom_it_has_forked_is_closed_and_nobody_gets_that_nu
         server.hear(Some(Report::Forked { order: 1 }), fds);
         let delivered = server.deliver(&ordered, false, &Poller::new().unwrap());
         let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
-        assert_eq!(server.take_news(), news);
+        assert_eq!(std::mem::take(&mut server.news), news);
         assert!(match delivered {
             Delivered::Worker(delivery) => is_worker && delivery.pid == child.pid(),
             Delivered::Nothing => !is_worker,
@@ -300,10 +301,10 @@ fn imports_are_told_of_once_they_are_slow_and_are_waited_for_until_they_are_lost
         server.imports = Imports::begin(begin, Patience { slow, lost });
         rustix::io::write(&words, b"while it imported x\n").unwrap();
         for look in looks {
-            assert_eq!(server.due().is_some(), server.state() == State::Preparing);
+            assert_eq!(server.due().is_some(), server.state == State::Preparing);
             server.look_at_imports(begin + second(look));
         }
-        assert_eq!((server.take_news(), server.state()), (news, last));
+        assert_eq!((std::mem::take(&mut server.news), server.state), (news, last));
     }
 }
 
@@ -342,11 +343,11 @@ fn answers_to_the_orders_of_a_group_that_has_ended_are_not_kept() {
 fn what_is_heard_by_who_asks_for_something_else_is_to_be_acted_on() {
     let (mut server, [theirs, _life, _words]) = server();
     let poller = Poller::new().unwrap();
-    assert!(!server.has_told(1, &poller) && !server.has_heard());
+    assert!(!server.has_told(1, &poller) && !server.has_heard);
     let answer = Report::NotForked { order: 2, errno: 11 };
     socket::send(&theirs, &answer.encode(), &[], false).unwrap();
     assert!(!server.has_told(1, &poller));
-    assert!(server.has_heard() && server.take_heard() && !server.has_heard());
+    assert!(server.has_heard);
 }
 
 #[test]
@@ -366,7 +367,7 @@ fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
         result,
     };
     let lost_parent = Failure {
-        step: Step::ParentDeath,
+        step: Stage::ParentDeath,
         errno: 3,
     };
     let forked = Report::Forked { order: 1 };
@@ -391,7 +392,7 @@ fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
         server.state = State::Ready;
         let delivered = deliver(&mut server, report, gate, is_late);
         let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
-        assert_eq!((delivered, server.take_news()), (what, news));
+        assert_eq!((delivered, std::mem::take(&mut server.news)), (what, news));
     }
 }
 

@@ -1,5 +1,6 @@
 //! The branches of a warm server, and the end of what dead branches have left.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,10 @@ use crate::tree::{Scope, Tree};
 /// Time that a branch has to end when the engine has hung up.
 const BRANCH_PATIENCE: Duration = Duration::from_secs(2);
 
-struct Branch {
+pub(super) struct Branch {
     number: u64,
+    /// Number of the job, which may have several branches.
+    job: u64,
     pid: i32,
     pidfd: OwnedFd,
     /// Our copy of the job's connection: it shows when the engine has hung up.
@@ -31,7 +34,7 @@ struct Branch {
 /// The branches that live, and what others have left.
 #[derive(Default)]
 pub(super) struct Branches {
-    living: Vec<Branch>,
+    pub(super) living: Vec<Branch>,
     /// The end of what dead branches have left, and when to go on with it.
     clearing: Option<(Clearing, Instant)>,
     /// Connections with the engines of dead branches, which wait for that end.
@@ -41,13 +44,21 @@ pub(super) struct Branches {
 impl Branches {
     /// Watches a branch that was forked for a call. The poller reports its end by `number`, and that of its job by the
     /// number after it.
-    pub(super) fn add(&mut self, number: u64, pid: i32, call: OwnedFd, poller: &Poller) -> Result<(), Error> {
+    pub(super) fn add(
+        &mut self,
+        number: u64,
+        job: u64,
+        pid: i32,
+        call: OwnedFd,
+        poller: &Poller,
+    ) -> Result<(), Error> {
         let process = Pid::from_raw(pid).ok_or(Error::Closed)?;
         let pidfd = pidfd_open(process, PidfdFlags::empty()).map_err(Error::os("watch a branch"))?;
         poller.watch(&pidfd, number)?;
         poller.watch_end(&call, number + 1)?;
         self.living.push(Branch {
             number,
+            job,
             pid,
             pidfd,
             call,
@@ -56,14 +67,15 @@ impl Branches {
         Ok(())
     }
 
-    /// How many live.
-    pub(super) fn count(&self) -> usize {
-        self.living.len()
-    }
-
     /// Whether none lives, and nothing is left of others.
     pub(super) fn are_over(&self) -> bool {
         self.living.is_empty() && self.clearing.is_none()
+    }
+
+    /// How many jobs have branches.
+    pub(super) fn jobs(&self) -> usize {
+        let jobs: BTreeSet<u64> = self.living.iter().map(|branch| branch.job).collect();
+        jobs.len()
     }
 
     pub(super) fn pids(&self) -> Vec<i32> {

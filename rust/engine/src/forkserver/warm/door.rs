@@ -7,14 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use rustix::net::SocketFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, getrlimit, pidfd_open, set_child_subreaper, setpgid};
 
 use super::branches::Branches;
+use super::identity::Standing;
 use super::reach::Reach;
 use super::request::{Purpose, Request};
-use super::standing::Standing;
 use crate::error::Error;
 use crate::folder::PrivateFolder;
 use crate::forkserver::link::Link;
@@ -23,7 +24,7 @@ use crate::forkserver::order::Trace;
 use crate::forkserver::wire::Wire as _;
 use crate::forkserver::{pages, socket};
 use crate::peer::Peer;
-use crate::poller::{Poller, is_readable};
+use crate::poller::{Poller, is_readable, poll_once};
 use crate::sys::signal::{self, SignalSet};
 use crate::sys::wait::{Target, try_wait};
 use crate::sys::{self, own_pid, session_leader};
@@ -48,6 +49,15 @@ struct Silent {
     due: Instant,
 }
 
+/// A further connection of a call that has not come yet.
+struct Part {
+    number: u64,
+    connection: OwnedFd,
+    /// Pid of the caller.
+    command: i32,
+    due: Instant,
+}
+
 /// A program that wants the server to stay.
 struct Holder {
     number: u64,
@@ -56,12 +66,15 @@ struct Holder {
 
 /// A call that the server has to answer: a job wants workers, or a program wants the server to stay.
 pub struct Call {
-    connection: OwnedFd,
+    /// One for each branch that is still to be forked; for a program that wants the server to stay one.
+    connections: VecDeque<OwnedFd>,
     file: File,
     /// What the caller wants.
     pub request: Request,
     /// Pid of the command.
     command: i32,
+    /// Number of the job here; 0: it has no branch yet.
+    job: u64,
     /// Closed once the engine has met the branch, or nobody waits for one any more. The server before this one, which
     /// has taken the call, stays until then: the branch has to descend from the server that was called.
     release: Option<OwnedFd>,
@@ -74,7 +87,20 @@ pub struct Door {
     pid: i32,
     key: Vec<u8>,
     name: String,
-    ends: Option<Ends>,
+    folder: PrivateFolder,
+    poller: Poller,
+    listener: OwnedFd,
+    reach: Option<Reach>,
+    session: Option<OwnedFd>,
+    /// SIGTERM, by which a user may end the server, and SIGCHLD. They are blocked once the modules are imported.
+    intake: OwnedFd,
+    /// In the order of their calls.
+    silent: VecDeque<Silent>,
+    parts: Vec<Part>,
+    /// Calls that came while we looked for the parts of another one.
+    waiting: VecDeque<Call>,
+    branches: Branches,
+    holders: Vec<Holder>,
     next_number: u64,
     jobs: u64,
     successor: Option<i32>,
@@ -90,21 +116,6 @@ pub struct Door {
     /// That of this process before its imports.
     standing: Standing,
     trace: Arc<Trace>,
-}
-
-/// The descriptors, which a branch closes.
-struct Ends {
-    folder: PrivateFolder,
-    poller: Poller,
-    listener: OwnedFd,
-    reach: Option<Reach>,
-    session: Option<OwnedFd>,
-    /// SIGTERM, by which a user may end the server, and SIGCHLD. They are blocked once the modules are imported.
-    intake: OwnedFd,
-    /// In the order of their calls.
-    silent: VecDeque<Silent>,
-    branches: Branches,
-    holders: Vec<Holder>,
 }
 
 impl Door {
@@ -138,17 +149,17 @@ impl Door {
             pid: own_pid(),
             key,
             name: name.to_owned(),
-            ends: Some(Ends {
-                folder,
-                poller,
-                listener,
-                reach,
-                session,
-                intake,
-                silent: VecDeque::new(),
-                branches: Branches::default(),
-                holders: Vec::new(),
-            }),
+            folder,
+            poller,
+            listener,
+            reach,
+            session,
+            intake,
+            silent: VecDeque::new(),
+            parts: Vec::new(),
+            waiting: VecDeque::new(),
+            branches: Branches::default(),
+            holders: Vec::new(),
             next_number: FIRST_NUMBER,
             jobs: 0,
             successor: None,
@@ -171,37 +182,46 @@ impl Door {
         Ok(())
     }
 
-    /// What this server is, for [`Purpose::Tell`].
-    pub fn set_about(&mut self, about: Vec<u8>) {
+    /// Shows by this name that the server takes calls at once. `about`: what it is, for [`Purpose::Tell`].
+    pub fn ready(&mut self, name: &str, about: Vec<u8>) {
         self.about = about;
+        if self.folder.rename(&self.name, name) {
+            name.clone_into(&mut self.name);
+        }
+    }
+
+    /// Whether this process is a fork of the server.
+    pub fn is_copy(&self) -> bool {
+        self.pid != own_pid()
     }
 
     /// Waits for a call that needs an answer. `None`: the server has to end.
     pub fn next_call(&mut self) -> Result<Option<Call>, Error> {
         loop {
+            if let Some(call) = self.waiting.pop_front() {
+                return Ok(Some(call));
+            }
             let now = Instant::now();
+            self.parts.retain(|part| part.due > now);
             let spared = self.spared();
-            let Some(ends) = &mut self.ends else {
-                return Err(Error::Forked);
-            };
-            ends.branches.kill_late(now);
-            ends.branches.clear_some(&spared, now);
-            ends.forget_late_callers(now);
+            self.branches.kill_late(now);
+            self.branches.clear_some(&spared, now);
+            while self.silent.front().is_some_and(|silent| silent.due <= now) {
+                self.forget_silent(0);
+            }
             let idle_until = self.idle_since + self.stay;
-            let has_jobs = !ends.branches.are_over();
-            let is_needed = has_jobs || !ends.holders.is_empty() || !self.was_called;
-            let is_over = self.is_closing && ends.holders.is_empty();
+            let has_jobs = !self.branches.are_over();
+            let is_needed = has_jobs || !self.holders.is_empty() || !self.was_called;
+            let is_over = self.is_closing && self.holders.is_empty();
             if !has_jobs && (is_over || (!is_needed && idle_until <= now)) {
                 self.close();
                 return Ok(None);
             }
-            let silent = ends.silent.front().map(|silent| silent.due);
+            let silent = self.silent.front().map(|silent| silent.due);
             let idle = (!is_needed).then_some(idle_until);
-            let due = [silent, ends.branches.due(), idle].into_iter().flatten().min();
-            let tokens = ends
-                .poller
-                .wait(due.map(|due| due.saturating_duration_since(now)))?;
-            for token in tokens {
+            let due = [silent, self.branches.due(), idle].into_iter().flatten().min();
+            let timeout = due.map(|due| due.saturating_duration_since(now));
+            for token in self.poller.wait(timeout)? {
                 let call = match token {
                     LISTENER => self.answer(),
                     SESSION => {
@@ -213,7 +233,10 @@ impl Door {
                         None
                     }
                     REACH => {
-                        self.check_reach();
+                        // If no caller finds the socket any more, the next job starts another server.
+                        if !self.is_within_reach() {
+                            self.close();
+                        }
                         None
                     }
                     token => self.attend(token),
@@ -225,37 +248,33 @@ impl Door {
         }
     }
 
-    /// Takes no more calls if no caller finds the socket any more: the next job starts another server.
-    fn check_reach(&mut self) {
-        let reach = self.ends.as_ref().and_then(|ends| ends.reach.as_ref());
-        if reach.is_some_and(|reach| !reach.holds(&self.name)) {
-            self.close();
-        }
-    }
-
     /// Takes no more calls.
     pub fn close(&mut self) {
         let was_closing = std::mem::replace(&mut self.is_closing, true);
-        if let Some(ends) = &mut self.ends {
-            // Another socket may have come in the place of ours.
-            let is_ours = ends.reach.as_ref().is_none_or(|reach| reach.holds(&self.name));
-            if !was_closing && is_ours {
-                ends.folder.unlink(&self.name);
-            }
-            ends.poller.forget(&ends.listener);
-            for silent in ends.silent.drain(..) {
-                ends.poller.forget(&silent.call);
-            }
-            for holder in ends.holders.drain(..) {
-                ends.poller.forget(&holder.call);
-            }
-            if let Some(reach) = ends.reach.take() {
-                ends.poller.forget(&reach);
-            }
-            if let Some(session) = ends.session.take() {
-                ends.poller.forget(&session);
-            }
+        // Another socket may have come in the place of ours.
+        if !was_closing && self.is_within_reach() {
+            self.folder.unlink(&self.name);
         }
+        self.poller.forget(&self.listener);
+        for silent in self.silent.drain(..) {
+            self.poller.forget(&silent.call);
+        }
+        for holder in self.holders.drain(..) {
+            self.poller.forget(&holder.call);
+        }
+        self.parts.clear();
+        self.waiting.clear();
+        if let Some(reach) = self.reach.take() {
+            self.poller.forget(&reach);
+        }
+        if let Some(session) = self.session.take() {
+            self.poller.forget(&session);
+        }
+    }
+
+    /// Whether callers find the socket, as far as we know.
+    fn is_within_reach(&self) -> bool {
+        self.reach.as_ref().is_none_or(|reach| reach.holds(&self.name))
     }
 
     /// In a forked child that becomes another server: gives it the limits that this server was started with.
@@ -275,22 +294,24 @@ impl Door {
 
     /// Stays until the program that has called hangs up.
     pub fn hold(&mut self, call: Call) -> Result<(), Error> {
-        let _ = socket::send(&call.connection, b"stays", &[], false);
-        self.add_holder(call.connection)
+        for connection in call.connections {
+            let _ = socket::send(&connection, b"stays", &[], false);
+            self.add_holder(connection)?;
+        }
+        Ok(())
     }
 
     /// Stays until the program at the other end of a connection hangs up.
     pub fn add_holder(&mut self, call: OwnedFd) -> Result<(), Error> {
         let number = self.take_number();
-        let ends = self.ends.as_mut().ok_or(Error::Forked)?;
-        ends.poller.watch_end(&call, number)?;
-        ends.holders.push(Holder { number, call });
+        self.poller.watch_end(&call, number)?;
+        self.holders.push(Holder { number, call });
         Ok(())
     }
 
     /// Numbers of copies of the connections with programs that want this server to stay.
     pub fn holders(&self) -> Result<Vec<i32>, Error> {
-        let holders = self.ends.iter().flat_map(|ends| &ends.holders);
+        let holders = self.holders.iter();
         holders.map(|holder| copy_for_another(&holder.call)).collect()
     }
 
@@ -300,24 +321,27 @@ impl Door {
     }
 
     /// Takes over a call from the server that was here before, by the numbers of its descriptors.
-    pub fn adopt(&mut self, [call, file, release]: [i32; 3]) -> Result<Option<Call>, Error> {
-        let taken = |fd| sys::take_over(fd).map_err(Error::os("take a call"));
-        let (call, file, release) = (taken(call)?, File::from(taken(file)?), taken(release)?);
+    pub fn adopt(&mut self, fds: &[i32]) -> Result<Option<Call>, Error> {
+        let taken = |fd: &i32| sys::take_over(*fd).map_err(Error::os("take a call"));
+        let mut fds = fds.iter().map(taken).collect::<Result<Vec<_>, _>>()?.into_iter();
+        let (Some(file), Some(release), Some(call)) = (fds.next(), fds.next(), fds.next()) else {
+            return Ok(None);
+        };
         let Ok(peer) = Peer::of(&call) else {
             return Ok(None);
         };
-        let call = self.admit(call, file, &peer);
-        Ok(call.map(|call| Call {
-            release: Some(release),
-            ..call
+        let call = self.admit(call, file.into(), &peer);
+        Ok(call.map(|mut call| {
+            call.connections.extend(fds);
+            call.release = Some(release);
+            call
         }))
     }
 
     /// Takes those who call. Those who say nothing yet get time for it. Returns a call that needs an answer.
     fn answer(&mut self) -> Option<Call> {
         for _ in 0..MOST_SILENT {
-            let ends = self.ends.as_ref()?;
-            let call = rustix::net::accept_with(&ends.listener, SocketFlags::CLOEXEC).ok()?;
+            let call = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC).ok()?;
             // Asked before anything is read: who brings the key of another one's request is not that other one.
             let Ok(peer) = Peer::of(&call) else {
                 continue;
@@ -335,17 +359,16 @@ impl Door {
     fn wait_for(&mut self, call: OwnedFd, peer: Peer) {
         let number = self.take_number();
         let due = Instant::now() + CALL_PATIENCE;
-        let Some(ends) = &mut self.ends else { return };
-        if ends.poller.watch(&call, number).is_ok() {
-            ends.silent.push_back(Silent {
+        if self.poller.watch(&call, number).is_ok() {
+            self.silent.push_back(Silent {
                 number,
                 call,
                 peer,
                 due,
             });
         }
-        if ends.silent.len() > MOST_SILENT {
-            ends.forget_silent(0);
+        if self.silent.len() > MOST_SILENT {
+            self.forget_silent(0);
         }
     }
 
@@ -368,13 +391,27 @@ impl Door {
                 self.close();
                 return None;
             }
+            Purpose::Part => {
+                self.parts.push(Part {
+                    number: request.number,
+                    connection: call,
+                    command: peer.pid(),
+                    due: Instant::now() + CALL_PATIENCE,
+                });
+                // A caller that never calls must not take our descriptors.
+                if self.parts.len() > MOST_SILENT {
+                    self.parts.remove(0);
+                }
+                return None;
+            }
             Purpose::Serve | Purpose::Hold => {}
         }
-        let call = Call {
-            connection: call,
+        let mut call = Call {
+            connections: VecDeque::from([call]),
             file,
             request,
             command: peer.pid(),
+            job: 0,
             release: None,
             handed_over: None,
         };
@@ -385,6 +422,7 @@ impl Door {
             }
             return None;
         }
+        call.connections.extend(self.take_parts(&call));
         if call.request.key != self.key {
             call.refuse("was started in another way than this job needs");
             return None;
@@ -398,14 +436,28 @@ impl Door {
         Some(call)
     }
 
+    /// The further connections of a call. Its caller has made all of them before, but we may not have read from all.
+    fn take_parts(&mut self, call: &Call) -> Vec<OwnedFd> {
+        let of_caller = |silent: &Silent| silent.peer.pid() == call.command && is_readable(&silent.call);
+        while let Some(place) = self.silent.iter().position(of_caller) {
+            if let Some(Silent { call, peer, .. }) = self.forget_silent(place)
+                && let Some(other) = self.hear(call, &peer)
+            {
+                self.waiting.push_back(other);
+            }
+        }
+        let name = (call.command, call.request.number);
+        let is_mine = |part: &mut Part| (part.command, part.number) == name;
+        self.parts
+            .extract_if(.., is_mine)
+            .map(|part| part.connection)
+            .collect()
+    }
+
     /// Pid, jobs so far, jobs that run, milliseconds without a job so far and at most, and programs that hold this server; a
     /// line.
     fn account(&self) -> String {
-        let count = |count: fn(&Ends) -> usize| self.ends.as_ref().map_or(0, count);
-        let (busy, holders) = (
-            count(|ends| ends.branches.count()),
-            count(|ends| ends.holders.len()),
-        );
+        let (busy, holders) = (self.branches.jobs(), self.holders.len());
         let idle = if busy > 0 {
             Duration::ZERO
         } else {
@@ -415,55 +467,49 @@ impl Door {
         format!("{} {} {busy} {idle} {stay} {holders}\n", self.pid, self.jobs)
     }
 
-    /// Shows by its name that the server takes calls at once.
-    pub fn rename(&mut self, name: &str) {
-        if self
-            .ends
-            .as_ref()
-            .is_some_and(|ends| ends.folder.rename(&self.name, name))
-        {
-            name.clone_into(&mut self.name);
-        }
-    }
-
-    /// Watches the branch that was forked for a call.
-    pub fn forked(&mut self, call: Call, pid: i32) -> Result<(), Error> {
+    /// Watches the branch that was forked for the next connection of a call.
+    pub fn forked(&mut self, call: &mut Call, pid: i32) -> Result<(), Error> {
+        let connection = call.connections.pop_front().ok_or(Error::Closed)?;
         let number = self.take_number();
-        let ends = self.ends.as_mut().ok_or(Error::Forked)?;
-        self.jobs += 1;
-        ends.branches.add(number, pid, call.connection, &ends.poller)
+        if call.job == 0 {
+            self.jobs += 1;
+            call.job = self.jobs;
+        }
+        self.branches.add(number, call.job, pid, connection, &self.poller)
     }
 
     /// Reacts to a caller, a holder or a branch. Returns a call that needs an answer.
     fn attend(&mut self, token: u64) -> Option<Call> {
-        let ends = self.ends.as_mut()?;
-        if let Some(place) = ends.silent.iter().position(|one| one.number == token) {
-            let Silent { call, peer, .. } = ends.forget_silent(place)?;
+        if let Some(place) = self.silent.iter().position(|silent| silent.number == token) {
+            let Silent { call, peer, .. } = self.forget_silent(place)?;
             return self.hear(call, &peer);
         }
-        if let Some(place) = ends.holders.iter().position(|holder| holder.number == token) {
-            ends.poller.forget(&ends.holders.remove(place).call);
+        if let Some(place) = self.holders.iter().position(|holder| holder.number == token) {
+            self.poller.forget(&self.holders.remove(place).call);
             self.idle_since = Instant::now();
-            return None;
-        }
-        if ends.branches.attend(token, &ends.poller) {
+        } else if self.branches.attend(token, &self.poller) {
             self.idle_since = Instant::now();
         }
         None
     }
 
+    fn forget_silent(&mut self, place: usize) -> Option<Silent> {
+        let silent = self.silent.remove(place)?;
+        self.poller.forget(&silent.call);
+        Some(silent)
+    }
+
     fn hear_signals(&mut self) {
-        let Some(ends) = &self.ends else { return };
         let mut is_told_to_end = false;
-        while let Ok(Some(received)) = signal::read_intake(ends.intake.as_fd()) {
+        while let Ok(Some(received)) = signal::read_intake(self.intake.as_fd()) {
             is_told_to_end |= received.signal == libc::SIGTERM;
         }
         if is_told_to_end {
             self.close();
         }
         let spared = self.spared();
-        if let Some(ends) = self.ends.as_mut().filter(|_| self.jobs > 0) {
-            ends.branches.reap(&spared);
+        if self.jobs > 0 {
+            self.branches.reap(&spared);
         }
     }
 
@@ -472,20 +518,18 @@ impl Door {
         self.successor = self
             .successor
             .filter(|pid| matches!(try_wait(Target::Pid(*pid), true), Ok(None)));
-        let branches = self.ends.iter().flat_map(|ends| ends.branches.pids());
-        branches.chain(self.successor).collect()
+        self.branches.pids().into_iter().chain(self.successor).collect()
     }
 
-    /// In the forked child: makes it the branch of a job. Returns its connection with the engine.
-    pub fn enter(&mut self, call: Call) -> Result<Link, Error> {
-        if self.pid == own_pid() {
-            return Err(Error::Forked);
-        }
-        self.ends = None;
+    /// In the forked child: makes it the branch of a job, which has no door. Returns its connection with the engine.
+    pub fn enter(self, mut call: Call) -> Result<Link, Error> {
+        let trace = Arc::clone(&self.trace);
+        // The other connections are closed with the call, and those of earlier branches with the door.
+        let connection = call.connections.pop_front().ok_or(Error::Closed)?;
+        drop(self);
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         setpgid(None, None).map_err(Error::os("setpgid"))?;
-        let trace = Arc::clone(&self.trace);
-        Link::of_branch(call.connection, trace, call.command, call.release)
+        Link::of_branch(connection, trace, call.command, call.release)
     }
 }
 
@@ -499,45 +543,42 @@ impl Call {
             }
             .encode(),
         };
-        let _ = socket::send(&self.connection, &text, &[], false);
+        self.tell(&text);
+    }
+
+    /// Whether a branch is still to be forked for it.
+    pub fn wants_branch(&self) -> bool {
+        self.request.purpose == Purpose::Serve && !self.connections.is_empty()
+    }
+
+    fn tell(&self, text: &[u8]) {
+        for connection in &self.connections {
+            let _ = socket::send(connection, text, &[], false);
+        }
     }
 
     /// Tells the engine that the imports begin anew.
     pub fn defer(&self) {
         if self.request.purpose == Purpose::Serve {
-            let _ = socket::send(&self.connection, &Report::Importing.encode(), &[], false);
+            self.tell(&Report::Importing.encode());
         }
     }
 
-    /// Numbers of copies of the connection and of the request, which another program can take over, and of a descriptor
-    /// that it closes when this server is not needed for the call any more.
-    pub fn pass_on(&mut self) -> Result<[i32; 3], Error> {
+    /// Numbers of descriptors that another program can take over: a copy of the request, one that the program closes when
+    /// this server is not needed for the call any more, and copies of the connections.
+    pub fn pass_on(&mut self) -> Result<Vec<i32>, Error> {
         let (end, release) = pipe_with(PipeFlags::CLOEXEC).map_err(Error::os("make a pipe"))?;
         self.handed_over = Some(end);
-        Ok([
-            copy_for_another(&self.connection)?,
-            copy_for_another(&self.file)?,
-            release.into_raw_fd(),
-        ])
+        let fixed = [copy_for_another(&self.file), Ok(release.into_raw_fd())];
+        let connections = self.connections.iter().map(copy_for_another);
+        fixed.into_iter().chain(connections).collect()
     }
 
+    /// Whether the caller has hung up. What it has said already stays for the branch.
     fn is_gone(&self) -> bool {
-        socket::receive(&self.connection).is_err()
-    }
-}
-
-impl Ends {
-    /// Hangs up on callers that say nothing.
-    fn forget_late_callers(&mut self, now: Instant) {
-        while self.silent.front().is_some_and(|silent| silent.due <= now) {
-            self.forget_silent(0);
-        }
-    }
-
-    fn forget_silent(&mut self, place: usize) -> Option<Silent> {
-        let silent = self.silent.remove(place)?;
-        self.poller.forget(&silent.call);
-        Some(silent)
+        let has_ended =
+            |end: &OwnedFd| poll_once(&[end.as_fd()], PollFlags::RDHUP, Some(Duration::ZERO)) != Ok(false);
+        self.connections.front().is_none_or(has_ended)
     }
 }
 
@@ -546,3 +587,6 @@ fn copy_for_another(fd: impl AsFd) -> Result<i32, Error> {
     let copy = rustix::io::dup(fd).map_err(Error::os("copy a descriptor"))?;
     Ok(copy.into_raw_fd())
 }
+
+#[cfg(test)]
+mod tests;

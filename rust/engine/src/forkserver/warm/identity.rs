@@ -3,15 +3,18 @@
 use std::ffi::{CString, OsStr};
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hasher};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::standing::{self, Standing};
-use crate::cgroup;
-use crate::kernel_file;
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::request;
+use crate::forkserver::message;
 use crate::procfs::{parse_stat, status_value};
-use crate::sys;
+use crate::{cgroup, kernel_file, sys};
 
 /// Lines of `/proc/self/status` that belong to the identity.
 const OF_STATUS: [&str; 13] = [
@@ -69,10 +72,10 @@ fn identity(home: &Path) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name}={value}");
     };
-    line(
-        "build",
-        concat!(env!("CARGO_PKG_VERSION"), " ", env!("CARGO_PKG_NAME")),
-    );
+    // A server of an earlier build understands neither our requests nor our orders if their versions differ.
+    let (version, name) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_NAME"));
+    let messages = format!("{} {}", request::VERSION, message::VERSION);
+    line("build", &format!("{version} {name} {messages}"));
     let status = kernel_file::read("/proc/self/status").unwrap_or_default();
     for name in OF_STATUS {
         line(
@@ -94,7 +97,7 @@ fn identity(home: &Path) -> String {
     // A worker joins the cgroup of its job, which may be below that of another job.
     let groups = kernel_file::read("/proc/self/cgroup").unwrap_or_default();
     line("cgroup", &cgroup::above_jobs(&String::from_utf8_lossy(&groups)));
-    for (name, hard) in standing::hard_limits() {
+    for (name, hard) in hard_limits() {
         line(name, &hard);
     }
     line("standing", &format!("{:?}", Standing::own()));
@@ -161,6 +164,84 @@ pub fn digest(key: &[u8]) -> String {
     format!("{:016x}{:016x}", half(0), half(1))
 }
 
+const RESOURCES: [(Resource, &str); 16] = [
+    (Resource::As, "as"),
+    (Resource::Core, "core"),
+    (Resource::Cpu, "cpu"),
+    (Resource::Data, "data"),
+    (Resource::Fsize, "fsize"),
+    (Resource::Locks, "locks"),
+    (Resource::Memlock, "memlock"),
+    (Resource::Msgqueue, "msgqueue"),
+    (Resource::Nice, "nice"),
+    (Resource::Nofile, "nofile"),
+    (Resource::Nproc, "nproc"),
+    (Resource::Rss, "rss"),
+    (Resource::Rtprio, "rtprio"),
+    (Resource::Rttime, "rttime"),
+    (Resource::Sigpending, "sigpending"),
+    (Resource::Stack, "stack"),
+];
+const DUMP_FILTER: &str = "/proc/self/coredump_filter";
+
+/// Hard limits, which only root can raise.
+fn hard_limits() -> impl Iterator<Item = (&'static str, String)> {
+    RESOURCES
+        .iter()
+        .map(|(resource, name)| (*name, format!("{:?}", getrlimit(*resource).maximum)))
+}
+
+/// Soft limits, umask, timer slack and the filter of core dumps.
+#[derive(Debug)]
+pub(super) struct Standing {
+    umask: u32,
+    soft_limits: Vec<Option<u64>>,
+    timer_slack_ns: u64,
+    dump_filter: Vec<u8>,
+}
+
+impl Standing {
+    /// That of this process.
+    pub(super) fn own() -> Self {
+        let status = kernel_file::read("/proc/self/status").unwrap_or_default();
+        let umask = String::from_utf8_lossy(status_value(&status, "Umask").unwrap_or_default()).into_owned();
+        Self {
+            umask: u32::from_str_radix(&umask, 8).unwrap_or(0o022),
+            soft_limits: RESOURCES
+                .iter()
+                .map(|(resource, _)| getrlimit(*resource).current)
+                .collect(),
+            timer_slack_ns: rustix::thread::current_timer_slack().unwrap_or_default(),
+            dump_filter: kernel_file::read(DUMP_FILTER)
+                .unwrap_or_default()
+                .trim_ascii()
+                .to_vec(),
+        }
+    }
+
+    /// Gives it to this process.
+    pub(super) fn take(&self) -> io::Result<()> {
+        rustix::process::umask(Mode::from_raw_mode(self.umask));
+        for ((resource, _), &soft) in RESOURCES.iter().zip(&self.soft_limits) {
+            let limit = getrlimit(*resource);
+            if limit.current != soft {
+                let limit = Rlimit {
+                    current: soft,
+                    maximum: limit.maximum,
+                };
+                setrlimit(*resource, limit)?;
+            }
+        }
+        if self.timer_slack_ns > 0 {
+            rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(self.timer_slack_ns))?;
+        }
+        if kernel_file::read(DUMP_FILTER).unwrap_or_default().trim_ascii() != self.dump_filter {
+            std::fs::write(DUMP_FILTER, [b"0x", &self.dump_filter[..]].concat())?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +258,8 @@ mod tests {
         {
             assert!(text.contains(&format!("{name}=")), "{name}");
         }
+        let versions = format!(" {} {}", request::VERSION, message::VERSION);
+        assert!(text.lines().next().unwrap().ends_with(&versions), "{text}");
         assert_eq!(digest(b"one"), digest(b"one"));
         assert_ne!(digest(b"one"), digest(b"other"));
         assert_eq!(digest(b"").len(), 32);

@@ -12,7 +12,7 @@ use rustix::thread::set_no_new_privs;
 use crate::cgroup;
 use crate::kernel_file;
 use crate::procfs::{ProcFs, number, status_value};
-use crate::sys::{landlock, own_pid};
+use crate::sys::{landlock_ruleset, own_pid, restrict_self};
 use crate::tree::TOKEN_VARIABLE;
 
 /// How many sets of rules Landlock puts upon each other (`LANDLOCK_MAX_NUM_LAYERS`).
@@ -48,13 +48,13 @@ fn is_filtered(status: &[u8], other: &[u8]) -> bool {
 /// Whether Landlock restricts this thread. No file shows that, but it adds up to [`LAYERS`] sets of rules: a thread that
 /// gets fewer has inherited some. What cannot be found out here does not count.
 fn is_under_landlock() -> bool {
-    let Ok(rules) = landlock::ruleset() else {
+    let Ok(rules) = landlock_ruleset() else {
         return false;
     };
     let probe = move || {
         set_no_new_privs(true).ok()?;
         for _ in 0..LAYERS {
-            if let Err(error) = landlock::restrict_self(rules.as_fd()) {
+            if let Err(error) = restrict_self(rules.as_fd()) {
                 return Some(Errno::from_io_error(&error) == Some(Errno::TOOBIG));
             }
         }
@@ -138,7 +138,7 @@ mod tests {
         let was_under = is_under_landlock();
         let restricted = thread::spawn(|| {
             set_no_new_privs(true).unwrap();
-            landlock::restrict_self(landlock::ruleset().ok()?.as_fd()).ok()?;
+            restrict_self(landlock_ruleset().ok()?.as_fd()).ok()?;
             Some(is_under_landlock())
         });
         // `None`: this kernel has no Landlock.

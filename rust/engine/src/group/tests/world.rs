@@ -296,14 +296,19 @@ proptest! {
     ) {
         let on_failure = if report { OnFailure::Report } else { OnFailure::Stop };
         let scope = if ranks { SignalScope::Rank } else { SignalScope::Group };
-        let group = Group::new(workers, on_failure, Duration::from_millis(grace_ms), scope, tells);
-        let group = group.lingering(lingers).open(stays_open, None);
+        let launch = LaunchSpec {
+            signal_scope: scope,
+            tells_signals: tells,
+            stays_open,
+            ..launch(workers, on_failure, Duration::from_millis(grace_ms))
+        };
+        let group = Group::new(&launch, lingers);
         let mut world = World::new(group, workers, immortal);
         for event in events {
             let was_over = world.has_ended();
             world.happen(event);
             if !was_over {
-                prop_assert_eq!(world.group.stop_signal(), world.first_signal);
+                prop_assert_eq!(world.group.stop_signal, world.first_signal);
             }
         }
         world.run_out();
@@ -317,7 +322,7 @@ proptest! {
         delays in prop::collection::vec((0..2_000u64, 0..60_000u64), 0..6),
     ) {
         let grace = Duration::from_millis(grace_ms);
-        let group = Group::new(workers, OnFailure::Stop, GRACE, SignalScope::Group, false);
+        let group = Group::new(&launch(workers, OnFailure::Stop, GRACE), false);
         let mut world = World::new(group, workers, false);
         for _ in 0..workers {
             world.happen(Event::Start { obeys: false });

@@ -131,15 +131,15 @@ fn the_same_signal_of_the_same_process_at_once_is_one_request() {
 fn an_interrupt_is_the_terminals_only_if_the_terminal_made_it() {
     let mut scene = Scene::new(false);
     scene.hear(0, sent_by(7, libc::SIGINT));
-    assert!(!scene.watch.saw_terminal_interrupt());
+    assert!(!scene.watch.terminal_interrupt);
     let from_terminal = |signal| Received {
         from_terminal: true,
         ..Received::own(signal)
     };
     scene.hear(1, from_terminal(libc::SIGHUP));
-    assert!(!scene.watch.saw_terminal_interrupt());
+    assert!(!scene.watch.terminal_interrupt);
     scene.hear(2, from_terminal(libc::SIGINT));
-    assert!(scene.watch.saw_terminal_interrupt());
+    assert!(scene.watch.terminal_interrupt);
 }
 
 #[test]

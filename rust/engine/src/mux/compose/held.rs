@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Composer, Inline, TRACEBACK_BYTES, is_indented, is_plain, starts_traceback};
+use crate::mux::stamp;
 
 /// The longest time that a traceback waits for equal ones.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
@@ -75,10 +76,14 @@ impl Composer {
 
     /// Shows the waiting tracebacks if no other stream can bring an equal one any more.
     pub(super) fn show_held_if_complete(&mut self) {
+        let waits = |held: &Held| !held.tracebacks.is_empty();
+        if self.to_come > 0 || !self.held.as_ref().is_some_and(waits) {
+            return; // most streams end like this, and there may be thousands
+        }
         let may_come = self.streams.iter().any(|stream| {
             stream.style.grouped && stream.tag.is_some() && stream.behind.is_none() && !stream.closed
         });
-        if !may_come && self.to_come == 0 {
+        if !may_come {
             self.show_held();
         }
     }
@@ -115,7 +120,9 @@ impl Composer {
                     .filter_map(|&stream| self.streams[stream].tag.as_ref());
                 let mut numbers: Vec<u32> = tags.map(|tag| tag.number).collect();
                 let tag = self.streams[streams[0]].tag.as_ref();
-                let prefix = tag.map(|tag| tag.of_many(&mut numbers)).unwrap_or_default();
+                let mut prefix = tag.map(|tag| tag.of_many(&mut numbers)).unwrap_or_default();
+                let times = stamp::places(&prefix);
+                stamp::put(self.time, &mut prefix, &times);
                 for line in text.split_inclusive(|byte| *byte == b'\n') {
                     let line = line.strip_suffix(b"\n").unwrap_or(line);
                     self.show_of_many(&streams, &prefix, line);

@@ -585,6 +585,40 @@ fn equal_tracebacks_of_an_interrupt_become_one_with_their_ranks() {
 }
 
 #[test]
+fn a_line_has_the_time_at_which_it_was_read_and_a_line_of_many_the_last_time() {
+    let now = Instant::now();
+    let mut composer = Composer::new(None, false);
+    for rank in 0..2 {
+        let prefix = format!("HH:MM:SS.mmm [{rank}] ").into_bytes();
+        composer.add(Style {
+            prefix,
+            grouped: true,
+            ..Style::default()
+        });
+    }
+    let read = |composer: &mut Composer, rank: usize, time: &[u8; 12], data: &str| {
+        composer.stamp(
+            rank,
+            &[&time[..], format!(" [{rank}] ").as_bytes()].concat(),
+            *time,
+        );
+        composer.feed(rank, data.as_bytes(), now);
+    };
+    read(&mut composer, 0, b"00:00:00.001", "beg");
+    read(&mut composer, 1, b"00:00:00.002", "whole\n");
+    read(&mut composer, 0, b"00:00:00.003", "un\rover\n");
+    composer.interrupt();
+    read(&mut composer, 0, b"00:00:00.004", INTERRUPTED);
+    read(&mut composer, 1, b"00:00:00.005", INTERRUPTED);
+    composer.finish(now);
+    let lines = lines(&mut composer, now);
+    assert_eq!(lines[0], "00:00:00.002 [1] whole");
+    assert_eq!(lines[1], "00:00:00.003 [0] begun\r00:00:00.003 [0] over");
+    assert_eq!(lines[2], "00:00:00.005 [0-1] Traceback (most recent call last):");
+    assert_eq!(lines.len(), 5);
+}
+
+#[test]
 fn a_worker_that_hears_the_terminal_before_us_is_among_those_that_were_interrupted() {
     let (mut composer, now) = (tagged(3), Instant::now());
     composer.feed(0, INTERRUPTED.as_bytes(), now);

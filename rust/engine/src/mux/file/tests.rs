@@ -99,7 +99,7 @@ fn a_full_disk_is_told_once_and_counted() {
     let mut file = LogFile::new(c"/dev/full".to_owned(), full, None);
     assert_eq!(file.write(b"four"), Some(Errno::NOSPC));
     assert_eq!(file.write(b"four"), None);
-    assert_eq!(file.lost(), 8);
+    assert_eq!(file.lost, 8);
 }
 
 fn log(scratch: &Scratch, name: &str) -> CString {
@@ -142,7 +142,7 @@ fn segments_that_cannot_be_made_are_counted_as_lost_and_as_nothing_else() {
     std::fs::rename(&inner, scratch.0.join("moved")).unwrap();
     assert_eq!(file.write(&[b'x'; 250]), Some(Errno::NOENT));
     assert_eq!(file.write(&[b'y'; 50]), None, "told once");
-    assert_eq!(file.lost(), 100);
+    assert_eq!(file.lost, 100);
     std::fs::rename(scratch.0.join("moved"), &inner).unwrap();
     assert_eq!(file.write(b"end"), None);
     file.finish().unwrap();
@@ -195,5 +195,5 @@ fn a_capped_device_has_nothing_beside_it() {
     let mut file = LogFile::new(c"/dev/null".to_owned(), open_log(c"/dev/null").unwrap(), Some(4));
     assert_eq!(file.write(&[b'a'; 1000]), None);
     file.finish().unwrap();
-    assert_eq!(file.lost(), 0);
+    assert_eq!(file.lost, 0);
 }

@@ -2,8 +2,6 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use proptest::prelude::*;
-
 use super::*;
 
 fn view(tee: &Tee) -> UnixStream {
@@ -46,7 +44,7 @@ fn of_much_output_the_end_comes_first_and_it_begins_with_a_whole_line() {
     let mut text = String::new();
     late.read_to_string(&mut text).unwrap();
     assert!(
-        (RECENT_BYTES..3 * RECENT_BYTES).contains(&text.len()),
+        (RECENT_BYTES - 100..RECENT_BYTES + 100).contains(&text.len()),
         "{}",
         text.len()
     );
@@ -95,19 +93,5 @@ fn a_view_that_has_gone_is_forgotten() {
         assert!(Instant::now() < until);
         tee.copy(b"line\n");
         std::thread::yield_now();
-    }
-}
-
-proptest! {
-    #[test]
-    fn what_is_kept_is_the_end_of_what_came(sizes in proptest::collection::vec(0usize..200_000, 0..12)) {
-        let (mut kept, mut all) = (Vec::new(), Vec::new());
-        for (number, size) in sizes.into_iter().enumerate() {
-            let block = vec![number as u8; size];
-            keep_last(&mut kept, &block);
-            all.extend(block);
-        }
-        prop_assert!(all.ends_with(&kept) && kept.len() <= 2 * RECENT_BYTES);
-        prop_assert!(kept.len() >= RECENT_BYTES.min(all.len()));
     }
 }

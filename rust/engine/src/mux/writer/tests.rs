@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::io::Read;
+use std::os::fd::BorrowedFd;
 
 use super::*;
 
@@ -53,6 +54,26 @@ fn every_line_is_either_read_or_counted_as_given_up() {
 }
 
 #[test]
+fn somebody_in_a_hurry_waits_for_a_console_that_is_read() {
+    let (writer, mut reader) = writer();
+    writer.write(b"ten bytes\n".repeat(10_000));
+    let reading = std::thread::spawn(move || reader.read_exact(&mut vec![0; 100_000]));
+    let until = Instant::now() + Duration::from_secs(10);
+    assert!(writer.wait(Duration::from_secs(5), until, || true));
+    reading.join().unwrap().unwrap();
+}
+
+#[test]
+fn somebody_in_a_hurry_does_not_wait_long_for_one_that_is_not() {
+    let (writer, _reader) = writer();
+    writer.write(b"ten bytes\n".repeat(10_000));
+    let begun = Instant::now();
+    let until = begun + Duration::from_secs(60);
+    assert!(!writer.wait(Duration::from_secs(60), until, || true));
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
 fn a_socket_is_counted_in_the_same_way() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let writer = Writer::new(ours.into(), Arc::new(Bell::new().unwrap()));
@@ -67,6 +88,32 @@ fn a_socket_is_counted_in_the_same_way() {
         shown += memchr::memchr_iter(b'\n', &text[..count]).count();
     }
     assert_eq!(given_up + shown, lines);
+}
+
+#[test]
+fn an_owner_that_wants_it_hears_when_little_is_left_and_when_nothing_is() {
+    const MARK: usize = 300_000;
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let bell = Arc::new(Bell::new().unwrap());
+    let writer = Writer::new(write, Arc::clone(&bell));
+    writer.adopt(Arc::clone(&bell), Wants::Below(MARK));
+    writer.write(b"ten bytes\n".repeat(60_000));
+    let mut reader = std::fs::File::from(read);
+    let is_ready = |fd: BorrowedFd<'_>| poll_once(&[fd], PollFlags::IN, Some(Duration::ZERO)) == Ok(true);
+    for most in [MARK, 1] {
+        while !is_ready(bell.as_fd()) {
+            let both = [bell.as_fd(), reader.as_fd()];
+            assert_eq!(
+                poll_once(&both, PollFlags::IN, Some(Duration::from_secs(20))),
+                Ok(true)
+            );
+            if is_ready(reader.as_fd()) {
+                let _ = reader.read(&mut [0; 10_000]).unwrap();
+            }
+        }
+        assert!(writer.backlog().0 < most);
+        bell.silence();
+    }
 }
 
 #[test]

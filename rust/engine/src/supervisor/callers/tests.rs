@@ -4,6 +4,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketAddrUnix};
+
 use super::*;
 use crate::handle::{Handle, Waited};
 

@@ -2,7 +2,7 @@
 //! process.
 
 use std::ffi::CString;
-use std::sync::{Arc, RwLockWriteGuard};
+use std::sync::RwLockWriteGuard;
 
 use super::*;
 use crate::event::{Ending, Exit};
@@ -11,7 +11,7 @@ use crate::guard::{Agent, is_parent};
 use crate::orphans::sharing;
 use crate::signals::Table;
 use crate::spawn::open_files_limit;
-use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, SignalScope, Stdio, Strictness, WorkerSpec};
+use crate::spec::{EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::sys::signal::SignalSet;
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -42,30 +42,14 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         argv: ["/bin/sh", "-c", script]
             .map(|word| CString::new(word).unwrap())
             .to_vec(),
-        env: Vec::new(),
-        cwd: None,
         stdio: [Stdio::Null, Stdio::Pipe, Stdio::Null],
-        cpus: Vec::new(),
-        memory: None,
-        foreground: false,
-        prefix: Vec::new(),
-        keep_fds: Vec::new(),
-        fork: None,
+        ..WorkerSpec::default()
     };
     LaunchSpec {
         workers: scripts.iter().map(worker).collect(),
         env: vec![EnvEntry::new(b"PATH", b"/usr/bin:/bin").unwrap()],
-        inherits: false,
-        odd: Vec::new(),
-        on_failure: OnFailure::Stop,
         grace: GRACE,
-        lingers: false,
-        stays_open: false,
-        at_once: None,
-        signal_scope: SignalScope::default(),
-        binding: Strictness::Required,
-        logs: LogOptions::default(),
-        tells_signals: false,
+        ..LaunchSpec::default()
     }
 }
 
@@ -112,7 +96,7 @@ impl Scene {
 
     fn start(&mut self, scripts: &[&str]) {
         self.events.clear();
-        self.supervisor.start(Arc::new(group(scripts))).unwrap();
+        self.supervisor.start(group(scripts)).unwrap();
     }
 
     /// A group whose owner decides what a signal does.
@@ -122,7 +106,7 @@ impl Scene {
             tells_signals: true,
             ..group(scripts)
         };
-        self.supervisor.start(Arc::new(spec)).unwrap();
+        self.supervisor.start(spec).unwrap();
     }
 
     fn hear(&mut self, signal: i32) {
@@ -340,16 +324,7 @@ fn what_is_repeated_or_forwarded_during_a_preemption_changes_nothing() {
 #[test]
 fn the_first_stop_signal_of_a_preempted_group_shortens_the_time_and_the_second_ends_it() {
     let mut scene = Scene::started(Some(Duration::from_secs(600)), &[DEAF]);
-    let next_tick = |scene: &Scene| {
-        scene
-            .supervisor
-            .job
-            .as_ref()
-            .unwrap()
-            .group()
-            .next_tick()
-            .unwrap()
-    };
+    let next_tick = |scene: &Scene| scene.supervisor.job.as_ref().unwrap().group.next_tick().unwrap();
     scene.hear(libc::SIGUSR1);
     scene.until(|scene| scene.said(0).contains("usr1"));
     assert!(next_tick(&scene) > Instant::now() + GRACE);

@@ -4,7 +4,7 @@
 //! of this runs in the child, under the rules of [`super`].
 
 use super::calls;
-use super::{Failure, Step};
+use super::{Failure, Stage};
 
 /// Words of the largest CPU mask that we read back; a kernel with more CPUs refuses the call.
 const CPU_WORDS: usize = 1024;
@@ -27,21 +27,21 @@ pub(super) fn bind(cpus: &[u64], memory: Option<&MemoryPolicy>) -> Result<(), Fa
 }
 
 fn bind_cpus(cpus: &[u64]) -> Result<(), Failure> {
-    calls::set_cpus(cpus).map_err(Failure::at(Step::Cpus))?;
+    calls::set_cpus(cpus).map_err(Failure::at(Stage::Affinity))?;
     let mut kept = [0u64; CPU_WORDS];
-    calls::read_cpus(&mut kept).map_err(Failure::at(Step::Cpus))?;
+    calls::read_cpus(&mut kept).map_err(Failure::at(Stage::Affinity))?;
     let is_kept = pairs(&kept, cpus).all(|(kept, asked)| kept == asked);
-    check(Step::CpusCheck, is_kept)
+    check(Stage::AffinityCheck, is_kept)
 }
 
 fn bind_memory(policy: &MemoryPolicy) -> Result<(), Failure> {
     let asked = policy.nodes.as_slice();
-    calls::set_memory_policy(policy.mode, asked).map_err(Failure::at(Step::Memory))?;
+    calls::set_memory_policy(policy.mode, asked).map_err(Failure::at(Stage::MemoryPolicy))?;
     if asked.is_empty() {
         return Ok(()); // kernels differ in what they call the local policy
     }
     let mut kept = [0u64; NODE_WORDS];
-    let mode = calls::read_memory_policy(&mut kept).map_err(Failure::at(Step::Memory))?;
+    let mode = calls::read_memory_policy(&mut kept).map_err(Failure::at(Stage::MemoryPolicy))?;
     let mut nodes = pairs(&kept, asked);
     let is_kept = if policy.mode == libc::MPOL_PREFERRED {
         // Of several preferred nodes the kernel keeps one.
@@ -50,7 +50,7 @@ fn bind_memory(policy: &MemoryPolicy) -> Result<(), Failure> {
     } else {
         nodes.all(|(kept, asked)| kept == asked)
     };
-    check(Step::MemoryCheck, is_kept && mode == policy.mode)
+    check(Stage::MemoryPolicyCheck, is_kept && mode == policy.mode)
 }
 
 /// Each word of the mask that the kernel keeps, paired with the word that we asked for.
@@ -59,7 +59,7 @@ fn pairs<'a>(kept: &'a [u64], asked: &'a [u64]) -> impl Iterator<Item = (u64, u6
     kept.iter().copied().zip(asked)
 }
 
-fn check(step: Step, is_kept: bool) -> Result<(), Failure> {
+fn check(step: Stage, is_kept: bool) -> Result<(), Failure> {
     if is_kept {
         Ok(())
     } else {

@@ -3,8 +3,6 @@
 //! Libc and rustix have all of them, but libc's would write our `errno`, and neither promises what a child in our
 //! memory needs. Types rule out what a caller could get wrong.
 
-#![allow(unsafe_code)]
-
 use core::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -2,13 +2,11 @@
 //!
 //! A forked child, which already has its program, takes the same steps: [`enter`].
 
-#![allow(unsafe_code)]
-
 use core::ffi::c_void;
 
 use super::binding::bind;
 use super::calls::{self, Errno, OwnTable};
-use super::{Descriptors, Entry, Exchange, Failure, ProcessGroup, Rest, StdioSource, Step};
+use super::{Descriptors, Entry, Exchange, Failure, ProcessGroup, Rest, Stage, StdioSource};
 use crate::sys::ForkedChild;
 use crate::sys::signal::{LAST_SIGNAL, SignalSet};
 
@@ -32,7 +30,7 @@ fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     let plan = exchange.plan;
     watch_own_death(exchange);
     // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
-    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(Failure::at(Step::Descriptors))?;
+    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(Failure::at(Stage::Descriptors))?;
     let rest = plan.descriptors.rest();
     let handlers = if exchange.reset_handlers {
         SignalSet::EVERY
@@ -57,11 +55,11 @@ pub(crate) fn enter(
 ) -> Result<Option<Failure>, Failure> {
     // SAFETY: the table of a forked child is a copy, which only its one thread uses: this one.
     let table = unsafe { OwnTable::take(Descriptors::CloseListed(&[])) };
-    let table = table.map_err(Failure::at(Step::Descriptors))?;
+    let table = table.map_err(Failure::at(Stage::Descriptors))?;
     for (target, source) in places {
         table
             .replace(*target, *source)
-            .map_err(Failure::at(Step::Stdio))?;
+            .map_err(Failure::at(Stage::Stdio))?;
     }
     // The child keeps the handlers of its C library, which installs them only once.
     let unbound = take_steps(&table, entry, child.parent, SignalSet::ALL, rest)?;
@@ -78,35 +76,35 @@ fn take_steps(
     handlers: SignalSet,
     rest: Rest<'_>,
 ) -> Result<Option<Failure>, Failure> {
-    join_group(entry.group).map_err(Failure::at(Step::Group))?;
+    join_group(entry.group).map_err(Failure::at(Stage::Group))?;
     reset_signals(handlers);
     if entry.ignores_quit {
         // Fails only for an invalid number.
         let _ = calls::ignore(libc::SIGQUIT);
     }
     for (target, source) in (0i32..).zip(entry.stdio) {
-        place(table, target, source).map_err(Failure::at(Step::Stdio))?;
+        place(table, target, source).map_err(Failure::at(Stage::Stdio))?;
     }
     for fd in entry.kept {
-        calls::keep_across_exec(*fd).map_err(Failure::at(Step::Stdio))?;
+        calls::keep_across_exec(*fd).map_err(Failure::at(Stage::Stdio))?;
     }
     if let Some(cwd) = entry.cwd {
-        calls::change_directory(cwd).map_err(Failure::at(Step::Chdir))?;
+        calls::change_directory(cwd).map_err(Failure::at(Stage::Chdir))?;
     }
     if let Some(signal) = entry.parent_death_signal {
-        calls::die_with_parent(signal).map_err(Failure::at(Step::ParentDeath))?;
+        calls::die_with_parent(signal).map_err(Failure::at(Stage::ParentDeath))?;
         // The parent may have died before the line above took effect.
         if calls::parent() != parent {
-            return Err(Failure::at(Step::ParentDeath)(libc::ESRCH));
+            return Err(Failure::at(Stage::ParentDeath)(libc::ESRCH));
         }
     }
     // Fails where there is no Yama, and then nothing is needed.
     let _ = calls::let_look(entry.observer);
     if let Some((soft, hard)) = entry.open_files {
-        calls::limit_open_files(soft, hard).map_err(Failure::at(Step::OpenFiles))?;
+        calls::limit_open_files(soft, hard).map_err(Failure::at(Stage::Limit))?;
     }
     let unbound = bind_if_possible(entry)?;
-    close_rest(table, rest, entry.kept).map_err(Failure::at(Step::Descriptors))?;
+    close_rest(table, rest, entry.kept).map_err(Failure::at(Stage::Descriptors))?;
     Ok(unbound)
 }
 
@@ -116,7 +114,7 @@ fn execute(exchange: &mut Exchange<'_>) -> Failure {
     let _ = calls::set_signal_mask(plan.entry.mask);
     // SAFETY: an aligned field of a live value.
     unsafe { (&raw mut exchange.reached_exec).write_volatile(true) };
-    Failure::at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
+    Failure::at(Stage::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
 }
 
 /// The child runs even if this fails: the parent sees that the child is not watched.
@@ -168,7 +166,7 @@ fn bind_if_possible(entry: &Entry<'_>) -> Result<Option<Failure>, Failure> {
         return Ok(None);
     };
     let is_required = match failure.step {
-        Step::Cpus | Step::CpusCheck => entry.requires_cpus,
+        Stage::Affinity | Stage::AffinityCheck => entry.requires_cpus,
         _ => entry.requires_memory,
     };
     if is_required {

@@ -1,7 +1,5 @@
 //! Memory on which children run until they execute their programs.
 
-#![allow(unsafe_code)]
-
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use std::io;
