@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -376,13 +376,13 @@ def test_two_threads_may_launch_at_once(tmp_path: Path) -> None:
     assert found == {"a": both, "b": both}
 
 
-def on_two_nodes(counts: tuple[int, int], run: Callable[[LaunchConfig], None]) -> None:
-    """Call it for each of two static nodes, with so many workers, side by side."""
-    fields: dict[str, Any] = {"max_restarts": 0, "rdzv_backend": "static"}
+def on_static_nodes(counts: Sequence[int], run: Callable[[LaunchConfig], None], **fields: Any) -> None:
+    """Call it for each node, with so many workers, side by side. Those beyond the second are spares."""
+    fields = {"max_restarts": 0, "rdzv_backend": "static", "spares": len(counts) - 2, **fields}
     fields["rdzv_endpoint"] = f"127.0.0.1:{free_port()}"
     nodes = [
-        LaunchConfig(2, 2, count, rdzv_configs={"rank": node_rank}, **fields)
-        for node_rank, count in enumerate(counts)
+        LaunchConfig(2, 2, count, rdzv_configs={"rank": place}, env={"PLACE": str(place)}, **fields)
+        for place, count in enumerate(counts)
     ]
     threads = [threading.Thread(target=run, args=(node,)) for node in nodes]
     for thread in threads:
@@ -403,7 +403,7 @@ def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was(
             elastic_launch(node, functions.fail_in)(1)
         caught.append(failure.value)
 
-    on_two_nodes((1, 2), run)
+    on_static_nodes((1, 2), run)
     assert {type(one) for one in caught} == {ChildFailedError, RendezvousError}
     told = next(str(one) for one in caught if isinstance(one, RendezvousError))
     host = os.uname().nodename
@@ -413,10 +413,21 @@ def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was(
 
 def test_static_nodes_have_their_own_ranks_and_numbers_of_workers() -> None:
     found: dict[int, Any] = {}
-    on_two_nodes((1, 3), lambda node: found.update(elastic_launch(node, functions.describe)()))
+    on_static_nodes((1, 3), lambda node: found.update(elastic_launch(node, functions.describe)()))
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE")
     places = {rank: " ".join(one[name] for name in names) for rank, one in found.items()}
     assert places == {0: "0 0 4", 1: "1 0 4", 2: "1 1 4", 3: "1 2 4"}
+
+
+@pytest.mark.guarantee("G3")
+def test_a_spare_takes_the_place_of_a_node_whose_function_fails_again() -> None:
+    found: dict[str, Any] = {}
+
+    def run(node: LaunchConfig) -> None:
+        found[node.env["PLACE"]] = elastic_launch(node, functions.fail_at_place)("1")
+
+    on_static_nodes((1, 1, 1), run, max_restarts=5)
+    assert found == {"0": {0: "0"}, "1": {}, "2": {1: "2"}}
 
 
 @pytest.mark.torch

@@ -45,6 +45,13 @@ def fail_in(rank: int) -> None:
     pause()
 
 
+def fail_at_place(place: str) -> str:
+    """Raise in workers whose variable ``PLACE`` is this one. The others return theirs."""
+    if os.environ["PLACE"] == place:
+        raise ValueError("on purpose")
+    return os.environ["PLACE"]
+
+
 def exit_in(rank: int, code: object) -> str:
     if os.environ["RANK"] == str(rank):
         sys.exit(code)  # type: ignore[arg-type]

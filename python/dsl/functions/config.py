@@ -15,7 +15,7 @@ from dsl.model.options import COMMON, SECONDS, BadValueError, request_of
 from dsl.model.request import DEFAULT_DEBUG_ADDRESS, DEFAULT_DEBUG_PORT, DEFAULT_PARTIAL_S, Program, Request
 from dsl.output import TEMPLATE_VARIABLE
 from dsl.plan.meeting_point import STATIC, STATIC_RUN_ID
-from dsl.words import BEYOND, parse_integer, parse_number, parse_signals, shorten
+from dsl.words import BEYOND, MOST_NODES, parse_integer, parse_number, parse_signals, shorten
 
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30
@@ -88,6 +88,7 @@ class LaunchConfig:
     hang_action: str = "report"
     events: str | None = None
     metrics: str | None = None
+    spares: int = 0
     restart_on: str | Collection[int | str] = ""
     give_up_on: str | Collection[int | str] = ""
     prewarm: bool = False
@@ -160,7 +161,12 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         program,
         ROWS.values(),
         {**values, **said},
-        resources={"min_nodes": least, "max_nodes": most, "nproc_per_node": str(config.nproc_per_node)},
+        resources={
+            "min_nodes": least,
+            "max_nodes": most,
+            "spares": config.spares,
+            "nproc_per_node": str(config.nproc_per_node),
+        },
         meeting={
             "node_rank": _node_rank(config) if most > 1 and not is_dynamic else 0,
             "local_addr": config.local_addr,
@@ -208,7 +214,8 @@ def _check_values(config: LaunchConfig) -> None:
         if words and value not in words and (value is not None or option.default is not None):
             raise OptionError(f"{name} {value!r}: expected one of {', '.join(words)}")
     bounds = {name: option.bounds for name, option in ROWS.items()}
-    for name, between in {**bounds, "max_restarts": (0, BEYOND - 1), "shutdown_timeout": SECONDS}.items():
+    numbers = {"max_restarts": (0, BEYOND - 1), "spares": (0, MOST_NODES), "shutdown_timeout": SECONDS}
+    for name, between in {**bounds, **numbers}.items():
         value = getattr(config, name)
         if between is not None and value is not None and not between[0] <= value <= between[1]:
             raise OptionError(f"{name} {value}: it must be {between[0]} to {between[1]}")
@@ -240,6 +247,8 @@ def _check_nodes(config: LaunchConfig) -> None:
         )
     if most > 1 and is_static and not config.rdzv_endpoint:
         raise OptionError(f"max_nodes {most}: rdzv_endpoint is missing, 'HOST:PORT' on the first node")
+    if config.spares and most == 1:
+        raise OptionError(f"spares {config.spares}: only a job of several nodes can have spares")
     if config.logs_specs is not None and not isinstance(config.logs_specs, str):
         raise UnsupportedError(
             f"logs_specs {type(config.logs_specs).__name__}: this version of dsl takes a plug-in's name, "
@@ -256,10 +265,9 @@ def _settings(config: LaunchConfig) -> str:
 def _node_rank(config: LaunchConfig) -> int:
     given = config.rdzv_configs.get("rank")
     rank = parse_number(given) if isinstance(given, str) else given
-    if not isinstance(rank, int) or not 0 <= rank < config.max_nodes:
-        raise OptionError(
-            f"rdzv_configs['rank'] {given!r}: expected this node's rank, 0 to {config.max_nodes - 1}"
-        )
+    last = config.max_nodes + config.spares - 1
+    if not isinstance(rank, int) or not 0 <= rank <= last:
+        raise OptionError(f"rdzv_configs['rank'] {given!r}: expected this node's rank, 0 to {last}")
     return rank
 
 

@@ -328,6 +328,8 @@ class _Source(Planner):
 def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any]:
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
+    if outcome.last.code and (outcome.lost_output or not outcome.code):
+        return {}  # the job has ended well: a spare took the place of this node
     if outcome.cause is not None:
         failed = failure_of(plan.job.program.name, outcome.last)
         raise (unguarded(failed) or failed) from outcome.error

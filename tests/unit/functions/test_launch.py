@@ -216,6 +216,7 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         ({"debug": "first"}, "debug 'first'"),
         ({"debug": [2, -1]}, "debug [2, -1]"),
         ({"debug_port": 0}, "debug_port 0"),
+        ({"spares": -1}, "spares -1: it must be 0 to 65536"),
         ({"restart_on": "1,x"}, "restart_on: expected a list such as 1,3-5,signal,SIGKILL, or any: '1,x'"),
         ({"give_up_on": [256]}, "give_up_on: expected a list"),
         ({"shutdown_timeout": -1}, "shutdown_timeout -1"),
@@ -314,6 +315,18 @@ def test_jobs_without_a_name_get_different_ones() -> None:
             {"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "a:1"},
             "rdzv_configs['rank'] None: expected this node's rank, 0 to 1",
         ),
+        (
+            OptionError,
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "rdzv_endpoint": "a:1",
+                "spares": 1,
+                "rdzv_configs": {"rank": 3},
+            },
+            "rdzv_configs['rank'] 3: expected this node's rank, 0 to 2",
+        ),
+        (OptionError, {"spares": 1}, "spares 1: only a job of several nodes can have spares"),
         (UnsupportedError, {"logs_specs": object()}, "use log_dir, redirects, tee"),
     ],
 )
