@@ -149,6 +149,41 @@ def test_the_end_of_all_tests_is_a_table_of_steps(tmp_path: Path) -> None:
     assert text == TABLE
 
 
+CARGO = """\
+#!/bin/sh
+[ "$1" = test ] || exit 1
+echo "$*" >>calls
+case "$*" in
+*--exact*|*--doc*) echo "test result: ok. 1 passed; 0 failed" ;;
+*)
+    for name in $FAILING; do echo "$name --- FAILED"; done
+    printf 'failures:\\n\\n---- %s stdout ----\\n\\n    at line 3\\n\\nfailures:\\n' "$FAILING"
+    for name in $FAILING; do echo "    $name"; done
+    exit 101
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    "failing, code", [("group::one", 0), ("group::one group::two", 0), ("group::one two three", 1), ("", 1)]
+)
+def test_up_to_two_rust_tests_that_fail_run_once_more_and_are_named(
+    failing: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "cargo").write_text(CARGO)
+    (tmp_path / "cargo").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.defpath}", "FAILING": failing}
+    script = conftest.ROOT / "scripts" / "test"
+    text = script.read_text(encoding="utf-8").replace('cd "$(dirname "$0")/.."', "")
+    command = ["bash", "-c", text, "test", "--step", "rust"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    named = [line.removeprefix("UNSTEADY ") for line in ended.stdout.splitlines() if "UNSTEADY" in line]
+    assert named == (failing.split() if code == 0 else [])
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.partition("--exact ")[2] for call in calls if "--exact" in call] == [failing] * (code == 0)
+
+
 def test_the_bare_debian_asks_for_root() -> None:
     """Whoever is not root gets one line, before anything is made."""
     drop = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
