@@ -1,17 +1,16 @@
 """Train a small network while nodes come and go: the loss at a step does not depend on the number of workers.
 
-Start it with any of these on each node, at any time, and end some of them as you like::
+Type the first command on each node, or the second once, and end some nodes as you like::
 
-    dslrun --nnodes 1:4 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id job
-        examples/train_elastic.py --steps 1000 --pace 0.1 --checkpoints /tmp/job
-    dsl --elastic_training --num_nodes 1:4 -H hosts examples/train_elastic.py --checkpoints /tmp/job
-    dslrun --max-restarts 3 --nproc-per-node 2 examples/train_elastic.py --fail-rank 1 --fail-at-step 5
+    dslrun --nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint n0:29400 train_elastic.py --checkpoints /tmp/job
+    dsl -H hosts --elastic_training --num_nodes 1:4 --master_addr n0 train_elastic.py --checkpoints /tmp/job
+    dslrun --max-restarts 3 --nproc-per-node 2 train_elastic.py --fail-rank 1 --fail-at-step 5
 
 What makes a training elastic is all in this file:
 
 * The batch of a step is a function of the seed and the number of the step, and the workers share it:
   ``BATCH`` samples a step, on one worker and on seven.
-* Whoever starts goes on from the newest checkpoint that any worker sees. The first worker of each node writes
+* Each start goes on from the newest checkpoint that any worker sees. The first worker of each node writes
   them, so no shared file system is needed; on a shared one the files have the same names and contents.
 * A SIGTERM, by which workers are stopped when the nodes change, writes a checkpoint of the last whole step.
   So does the loss of a peer. A worker that gets no time for that loses ``--save-every`` steps at most.
