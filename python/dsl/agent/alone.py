@@ -16,7 +16,6 @@ from dsl.model.outcome import (
     AttemptOutcome,
     Decision,
     Hang,
-    Pausing,
     RestartFailed,
     Restarting,
     signal_code,
@@ -104,12 +103,12 @@ class Alone:
 
     def _restart(self, last: AttemptOutcome, pause_s: float) -> Decision:
         """Start again after a pause."""
-        told = Restarting(last, self._restarts)
-        self._next = Decision("start", attempt=last.plan.meeting.attempt + 1, told=told)
+        told = Restarting(last, self._restarts, wait_s=pause_s)
+        self._next = Decision("start", attempt=last.plan.meeting.attempt + 1)
         if not pause_s:
-            return self._next
+            return replace(self._next, told=told)
         self.deadline_s = time.monotonic() + pause_s
-        return Decision("go_on", told=Pausing())
+        return Decision("go_on", told=told)
 
     def _end(self, last: AttemptOutcome, *, closes: bool = False, why: str = "") -> Decision:  # noqa: ARG002  nodes that meet use it
         """End the job as the last attempt ended. ``closes``: other nodes must not go on, either."""

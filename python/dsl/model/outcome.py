@@ -245,12 +245,8 @@ class Awaiting(Record):
     """The ``word`` of the conductor, another ``meeting``, or the ``end`` of the other nodes."""
 
 
-class Pausing(Record):
-    """The next attempt waits, since one after the other has failed at once."""
-
-
 class Restarting(Record):
-    """Another attempt begins."""
+    """Another attempt follows."""
 
     last: AttemptOutcome
     """The attempt before it."""
@@ -258,6 +254,8 @@ class Restarting(Record):
     """How many restarts were counted, with this one if it counts."""
     is_counted: bool = True
     """It uses one of the restarts that the user has granted."""
+    wait_s: float = 0.0
+    """Seconds until it begins: attempts that fail one after the other soon after their start have pauses."""
 
 
 class RestartFailed(Record):

@@ -30,7 +30,6 @@ from dsl.model.outcome import (
     Hang,
     Outcome,
     OutputCut,
-    Pausing,
     RestartFailed,
     Restarting,
     TimerExpired,
@@ -86,7 +85,6 @@ class Narrator:
         """What is kept of the attempts so far."""
         self._ended = 0
         self._dropped = 0
-        self._has_paused = False
         self._is_stopping = False  # a stop was requested; the next request ends the grace
         self._lingers = False  # what the workers have left running has time to end
         self._warned: set[object] = set()
@@ -161,8 +159,6 @@ class Narrator:
         elif isinstance(event, Awaiting):
             if event.what == "end" or (self._judged is not None and not event.last.final_code):
                 self.say("all workers of this node ended well, waiting for the other nodes", "info")
-        elif isinstance(event, Pausing):
-            self._hear_pause()
         elif isinstance(event, AttemptOutcome):
             if self._tried or event.cause is not None:
                 from dsl.conductor.restarts import with_attempt
@@ -218,17 +214,6 @@ class Narrator:
         else:
             self.warn(f"ended what the workers had left running: {what}")
 
-    def _hear_pause(self) -> None:
-        """Say it once: a crash loop has many pauses."""
-        if self._has_paused:
-            return
-        self._has_paused = True
-        from dsl.conductor.restarts import SAME_HOSTS
-
-        soon_s, longest_s = SAME_HOSTS.within_s, SAME_HOSTS.longest_s
-        text = f"the workers fail within {soon_s:g} s of their start, again and again"
-        self.say(f"{text}: from now on each restart waits, up to {longest_s:g} s (said once)", "warning")
-
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
         plan = self._plan
         name = signal_name(event.signum)
@@ -273,7 +258,10 @@ class Narrator:
                 self.warn(f"fork server {one.server} is gone: workers are executed instead")
         from dsl.conductor.restarts import restart_line
 
-        self.say(restart_line(who, event.number, event.last.plan.job.max_restarts, self._tried), "warning")
+        self.say(
+            restart_line(who, event.number, event.last.plan.job.max_restarts, self._tried, event.wait_s),
+            "warning",
+        )
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         """Say how the job ended, in its last attempt."""

@@ -15,7 +15,7 @@ from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.errors import PortError
 from dsl.model.job import NodePlan
-from dsl.model.outcome import AttemptStarted, Outcome, Pausing, RestartFailed, Restarting
+from dsl.model.outcome import AttemptStarted, Outcome, RestartFailed, Restarting
 from dsl.model.request import Policy
 from dsl.report.narrator import judge_attempt
 from dsl.report.verdict import verdict
@@ -110,7 +110,8 @@ def test_without_a_policy_nobody_listens_for_output() -> None:
 def test_a_crash_loop_waits() -> None:
     outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 7, WELL)
     assert (outcome.code, outcome.count, len(supervisor.started)) == (0, 8, 8)
-    assert sum(isinstance(one, Pausing) for one in ear.heard) == 2
+    pauses = [one.wait_s for one in ear.heard if isinstance(one, Restarting)]
+    assert pauses == [0.0] * 5 + [0.1, 0.2]
 
 
 @pytest.mark.guarantee("G2")

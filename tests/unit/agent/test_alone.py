@@ -13,7 +13,7 @@ from dsl._record import replace
 from dsl.agent import alone
 from dsl.agent.alone import Alone
 from dsl.model.job import Job
-from dsl.model.outcome import REQUEUE_CODE, AttemptOutcome, Decision, Hang, Pausing, Restarting, exit_code
+from dsl.model.outcome import REQUEUE_CODE, AttemptOutcome, Decision, Hang, Restarting, exit_code
 from dsl.model.request import NO_POLICY, Policy
 
 pytestmark = pytest.mark.guarantee("G2")
@@ -100,7 +100,7 @@ def test_a_group_that_fails_at_once_again_and_again_is_started_again_later() -> 
     for number in range(5):
         assert node.after(FAILED, number=number).kind == "start"
     last = attempt(FAILED, number=5)
-    assert node.decider.decide(last, last) == Decision("go_on", told=Pausing())
+    assert node.decider.decide(last, last) == Decision("go_on", told=Restarting(last, 6, wait_s=0.1))
     assert node.decider.deadline_s == pytest.approx(100.1)
     (event,) = node.decider.read()
     decision = node.decider.decide(event, last)

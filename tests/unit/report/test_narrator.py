@@ -12,18 +12,8 @@ from dsl import ForkServerLost, ForkServerReady, ForkServerSlow
 from dsl._record import replace
 from dsl.evidence import reports as evidence
 from dsl.functions.launcher import to_logger
-from dsl.model.outcome import Outcome, Pausing
+from dsl.model.outcome import Outcome
 from dsl.report.narrator import Narrator
-
-
-def test_that_restarts_wait_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    teller = Narrator(a_plan(1))
-    for _ in range(2):
-        teller.hear(Pausing())
-    assert capfd.readouterr().err == (
-        "dsl: the workers fail within 1 s of their start, again and again: from now on each restart waits, "
-        "up to 5 s (said once)\n"
-    )
 
 
 def test_what_workers_left_running_is_named_while_it_has_time_and_when_it_is_ended(
