@@ -151,7 +151,8 @@ def bind_auto(
         total = sum(map(len, nodes.values()))
         notices.append(f"{len(homes)} workers share cores, {total} may be used")
     if strict and notices:
-        raise PlacementError(f"--bind auto: {notices[0]}, start fewer workers or leave out --bind-strict")
+        hint = "start fewer workers, or leave out --bind-strict and --strict"
+        raise PlacementError(f"--bind auto: {notices[0]}, {hint}")
     made = {first: tuple(sorted([cpu for core in own for cpu in core])) for first, own in runs.items()}
     warnings = [Notice("warning", f"--bind auto: {text}") for text in notices]
     return [made[own[0]] for own in cores], warnings

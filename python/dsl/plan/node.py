@@ -321,6 +321,11 @@ class _Node:
         if output.line_files or any(route.path is not None for route in routes):
             return [Notice("info", f"log files are in {self._files.run_dir}", is_made=True)]
         notices = []
+        is_filtered = (asked.local_ranks or asked.global_ranks) and self._meeting.node_count == 1
+        if is_filtered and not any(one.console or one.inherit for one in routes):
+            last = self._meeting.world_size - 1
+            text = f"no output is shown: the filter names no rank of this job, which has 0 to {last}"
+            notices.append(Notice("warning", text))
         if asked.log_dir is not None and not (flavour.logs_by_folder or asked.redirects or asked.tee):
             text = f"no output goes to {asked.log_dir}: that takes tee, or redirects"
             notices.append(Notice("info", text, is_made=True))

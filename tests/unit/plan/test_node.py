@@ -231,6 +231,11 @@ def test_a_node_that_is_alone_has_no_rank_among_nodes() -> None:
     [
         ({"max_bytes": 1 << 20}, "--log-max-size has no effect without log files"),
         ({"preempt_grace_s": 3.0}, "--preempt-grace has no effect without --preempt-signal"),
+        (
+            {"global_ranks": "2-5"},
+            "no output is shown: the filter names no rank of this job, which has 0 to 1",
+        ),
+        ({"local_ranks": "2"}, "no output is shown"),
     ],
 )
 def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, Any], said: str) -> None:
