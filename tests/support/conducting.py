@@ -152,12 +152,10 @@ class Stage:
     def attempt(self) -> int:
         return self.meeting.attempt
 
-    def members(self) -> list[tuple[int, int, int]]:
-        """Of the present attempt: place, node rank, place in the job."""
+    def members(self) -> list[tuple[int, int]]:
+        """Of the present attempt: place and node rank."""
         meetings = messages(self.orders, Meeting)
-        return [
-            (place, one.node_rank, one.host_index) for place, one in meetings if one.attempt == self.attempt
-        ]
+        return [(place, one.node_rank) for place, one in meetings if one.attempt == self.attempt]
 
     @property
     def said(self) -> list[str]:

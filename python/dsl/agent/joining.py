@@ -103,7 +103,7 @@ def joining_of(planned: JobPlan, facts: Facts, workers: int) -> Joining:
     command, rank_at = without_place(planned.argv, job.program, facts.environ)
     return Joining(
         job,
-        _hello(job, planned.node_rank, workers, facts),
+        _hello(planned, planned.node_rank, workers, facts),
         point.address,
         point.port,
         key,
@@ -116,12 +116,12 @@ def joining_of(planned: JobPlan, facts: Facts, workers: int) -> Joining:
     )
 
 
-def _hello(job: Job, place: int, workers: int, facts: Facts) -> Hello:
-    names = facts.names
+def _hello(planned: JobPlan, place: int, workers: int, facts: Facts) -> Hello:
+    job, names = planned.job, facts.names
     return Hello(
         __version__,
         place,
-        job.hosts[place].name if job.hosts else names.host,
+        job.hosts[planned.node_rank].name if job.hosts else names.host,
         names.pid,
         nodes=job.node_count,
         spares=job.meeting.spares,
@@ -143,10 +143,13 @@ def silence_of(job: Job) -> float:
     return float(number(settings, "keep_alive_interval") * number(settings, "keep_alive_max_attempt"))
 
 
-def store_joining(job: Job, claimed: Claimed, workers: int, facts: Facts, last: Meeting | None) -> Joining:
+def store_joining(
+    planned: JobPlan, claimed: Claimed, workers: int, facts: Facts, last: Meeting | None
+) -> Joining:
     """How this node takes part, with so many workers. ``last``: its meeting under an earlier conductor."""
+    job = planned.job
     hello = replace(
-        _hello(job, 0 if claimed.conducts else claimed.place, workers, facts),
+        _hello(planned, 0 if claimed.conducts else claimed.place, workers, facts),
         order=claimed.node,
         attempts=0 if last is None else last.attempt + 1,
         restarts=0 if last is None else last.restarts,

@@ -351,7 +351,7 @@ class Part(Planner):
             DslError: a wish cannot be fulfilled here.
         """
         meeting = self._member.meeting
-        problem = meeting_problem(meeting, self.job)
+        problem = meeting_problem(meeting, self.job.hosts[self._place])
         if problem:
             raise ControlError(f"the head of the job has said what cannot be: {problem}")
         ranks = {} if self._task is None else shared_ranks(self._facts.environ, meeting, self._task)

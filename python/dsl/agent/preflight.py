@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Job, Meeting, NodePlan, Notice
+    from dsl.model.job import Host, Job, Meeting, NodePlan, Notice
 
 
 def assignment_problem(assignment: Assignment) -> str:
@@ -30,13 +30,11 @@ def assignment_problem(assignment: Assignment) -> str:
     return ""
 
 
-def meeting_problem(meeting: Meeting, job: Job) -> str:
-    """Why the nodes of a job cannot meet in this way; empty: they can."""
+def meeting_problem(meeting: Meeting, host: Host) -> str:
+    """Why the nodes of a job cannot meet in this way, of which this is one; empty: they can."""
     if meeting.node_rank >= meeting.node_count:
         return f"node {meeting.node_rank} is none of {meeting.node_count}"
-    if meeting.host_index >= len(job.hosts):
-        return f"the job has no host {meeting.host_index}"
-    host, count = job.hosts[meeting.host_index], meeting.local_world_size
+    count = meeting.local_world_size
     if count != len(host.slots):
         return f"host {host.name} has {counted(len(host.slots), 'slot')}, not {count}"
     return ""

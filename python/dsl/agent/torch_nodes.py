@@ -59,7 +59,7 @@ class TorchNodes(SeveralNodes):
         Raises:
             RendezvousError: the delegate cannot be started.
         """
-        self._job, self._facts, self._tell = planned.job, facts, tell
+        self._planned, self._job, self._facts, self._tell = planned, planned.job, facts, tell
         self._delegate = Delegate(planned.job, facts.names.host, self._handle)
         self.helper = self._delegate.pid
         self._hub: Hub | None = None
@@ -107,10 +107,10 @@ class TorchNodes(SeveralNodes):
 
     def _take_part(self, claimed: Claimed) -> Leading | Calling:
         """Conduct the job, or make a way to the node that does."""
-        job, member = self._job, self.member
+        member = self.member
         self._claimed = claimed
         last = None if member is None else member.meeting
-        joining = store_joining(job, claimed, self.planner.local_world_size, self._facts, last)
+        joining = store_joining(self._planned, claimed, self.planner.local_world_size, self._facts, last)
         if claimed.conducts:
             assert self._hub is not None
             self.node = leading = Leading(joining, self._hub, self.offer, self._tell)

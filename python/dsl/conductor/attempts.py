@@ -289,7 +289,6 @@ def meet(
             round=number,
             restarts=restarts.count,
             reason=restarts.reason,
-            host=terms.seat(place).node_rank if terms.tries_again else None,
             first_role_rank=firsts[place] if terms.members_come else None,
             role_size=before[one.role] if terms.members_come else None,
         )

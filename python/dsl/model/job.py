@@ -222,8 +222,6 @@ class Meeting(Record):
     """Rank of this node's first worker among those of its role; None: all workers have the same role."""
     role_size: Count | None = None
     """Number of workers of that role over all nodes; None: all."""
-    host: Count | None = None
-    """Place of this node among `Job.hosts`, if some hosts do not take part; None: its node rank."""
 
     @property
     def world_size(self) -> int:
@@ -239,11 +237,6 @@ class Meeting(Record):
     def local_world_size(self) -> int:
         """Number of workers of this node."""
         return self.local_world_sizes[self.node_rank]
-
-    @property
-    def host_index(self) -> int:
-        """Place of this node among `Job.hosts`."""
-        return self.node_rank if self.host is None else self.host
 
     @property
     def ranks(self) -> range:

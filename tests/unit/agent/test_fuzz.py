@@ -347,7 +347,7 @@ def torment_an_agent(random: Random, count: int) -> None:
             else:
                 for event in member.read():
                     member.decide(event, None)
-                meeting_problem(member.meeting, job)
+                meeting_problem(member.meeting, job.hosts[1])
         wire.end("closed")
         talk.receive()
 
@@ -357,7 +357,7 @@ def _begun(talk: Talk, job: Job) -> Member | None:
     for message in talk.receive():
         if isinstance(message, Assignment):
             assignment_problem(message)
-        elif isinstance(message, Meeting) and not meeting_problem(message, job):
+        elif isinstance(message, Meeting) and not meeting_problem(message, job.hosts[1]):
             return Member(talk, message)
     return None
 

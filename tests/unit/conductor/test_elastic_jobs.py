@@ -32,7 +32,7 @@ def test_when_all_hosts_have_come_the_job_starts_at_once_in_the_order_of_the_hos
     stage.come(2, 0)
     assert not messages(stage.orders, Meeting)
     stage.come(1)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    assert stage.members() == [(0, 0), (1, 1), (2, 2)]
     meeting = stage.meeting
     assert (meeting.attempt, meeting.restarts, meeting.reason) == (0, 0, "start")
     assert (meeting.address, meeting.port, meeting.world_size) == ("10.0.0.0", 29500, 6)
@@ -50,14 +50,14 @@ def test_enough_hosts_wait_for_the_last_call_while_others_are_starting() -> None
     stage.come(0, 2)
     assert not messages(stage.later(LAST_CALL_S - 1), Meeting)
     stage.later(1)
-    assert stage.members() == [(0, 0, 0), (2, 1, 2)]
+    assert stage.members() == [(0, 0), (2, 1)]
 
 
 def test_nobody_waits_for_a_host_that_cannot_be_reached() -> None:
     stage = elastic(1, 1, 1, least=2)
     stage.come(0, 2)
     stage.miss(1)
-    assert stage.members() == [(0, 0, 0), (2, 1, 2)]
+    assert stage.members() == [(0, 0), (2, 1)]
     assert "warning: host n1: cannot be reached: no route; it is tried again" in stage.said
 
 
@@ -125,7 +125,7 @@ def test_a_host_where_something_is_wrong_is_left_out_and_asked_again_later() -> 
     orders = stage.hear(1, Checked(("no script",)))
     assert messages(orders, Over) == [(1, Over())]
     stage.come(2)
-    assert stage.members() == [(0, 0, 0), (2, 1, 2)]
+    assert stage.members() == [(0, 0), (2, 1)]
     assert "warning: host n1 cannot take part: no script" in stage.said
     stage.hear(1, Bye())
     stage.hear(1, CLOSED)
@@ -136,7 +136,7 @@ def test_another_version_of_dsl_is_left_out() -> None:
     stage = elastic(1, 1)
     stage.come(0)
     stage.hear(1, Hello("0", 1, "h", 1))
-    assert stage.members() == [(0, 0, 0)]
+    assert stage.members() == [(0, 0)]
     assert any("it has dsl 0, this host has 1" in line for line in stage.said)
 
 
@@ -145,7 +145,7 @@ def test_the_hosts_that_stand_first_are_taken_if_they_come_in_time() -> None:
     stage.come(1, 2)
     assert not messages(stage.orders, Meeting)
     stage.come(0)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1)]
+    assert stage.members() == [(0, 0), (1, 1)]
     assert "host n2 is a spare, in case that another is lost" in stage.said
 
 
@@ -167,7 +167,7 @@ def test_when_the_waiting_is_over_the_hosts_that_are_there_begin_if_they_are_eno
     stage = elastic(1, 1, 1, least=2, wait_s=5.0)
     stage.come(0, 1)
     stage.later(5.0)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1)]
+    assert stage.members() == [(0, 0), (1, 1)]
     assert stage.conductor.code is None
 
 
@@ -181,7 +181,7 @@ def test_a_lost_host_is_a_change_of_membership_that_costs_no_restart() -> None:
     assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (2, 7.0)]
     stage.report_stopped(0)
     stage.report_stopped(2)
-    assert stage.members() == [(0, 0, 0), (2, 1, 2)]
+    assert stage.members() == [(0, 0), (2, 1)]
     meeting = stage.meeting
     assert (meeting.attempt, meeting.restarts, meeting.reason) == (1, 0, "membership")
     assert meeting.local_world_sizes == (2, 2)
@@ -226,7 +226,7 @@ def test_a_host_that_comes_back_is_taken_in_at_its_old_place() -> None:
     orders = stage.come(1)
     assert [place for place, _ in messages(orders, Stop)] == [0, 2]
     stage.report_stopped(0, 2)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    assert stage.members() == [(0, 0), (1, 1), (2, 2)]
     assert (stage.meeting.attempt, stage.meeting.restarts, stage.meeting.reason) == (2, 0, "membership")
     assert stage.said[-2:] == [
         "host n1 has come: starting again with all of them",
@@ -251,10 +251,10 @@ def test_hosts_that_come_together_are_taken_in_together_but_do_not_wait_long_for
 def test_a_spare_takes_the_place_of_a_lost_host_at_once() -> None:
     stage = elastic(1, 1, 1, least=2, most=2)
     stage.come(0, 1, 2)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1)]
+    assert stage.members() == [(0, 0), (1, 1)]
     stage.hear(0, CLOSED)
     stage.report_stopped(1)
-    assert stage.members() == [(2, 0, 2), (1, 1, 1)]
+    assert stage.members() == [(2, 0), (1, 1)]
     assert "host n2 takes the place of host n0" in stage.said
 
 
@@ -283,7 +283,7 @@ def test_a_host_whose_agent_was_told_to_end_leaves() -> None:
     assert messages(orders, Over) == [(1, Over())]
     assert [place for place, _ in messages(orders, Stop)] == [0]
     stage.report_stopped(0)
-    assert stage.members() == [(0, 0, 0)]
+    assert stage.members() == [(0, 0)]
     assert "warning: host n1 has left: SIGTERM received there" in stage.said
     stage.hear(1, Bye())
     stage.hear(1, CLOSED)
@@ -335,7 +335,7 @@ def test_a_host_that_cannot_go_on_is_left_out(said: object, warning: str) -> Non
     else:
         stage.fail(0, 0)
         stage.hear(1, said)
-    assert stage.members() == [(0, 0, 0)]
+    assert stage.members() == [(0, 0)]
     assert not warning or warning in stage.said
 
 
@@ -370,7 +370,7 @@ def test_a_host_that_has_been_steady_is_tried_again_without_delay() -> None:
 def test_only_a_number_of_workers_that_the_job_accepts_is_started() -> None:
     stage = elastic(1, 1, 1, world_sizes=(1, 2))
     stage.come(0, 1, 2)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1)]
+    assert stage.members() == [(0, 0), (1, 1)]
     assert "host n2 is a spare, in case that another is lost" in stage.said
 
 
@@ -476,7 +476,7 @@ def test_a_host_that_stops_its_workers_for_a_reason_of_its_own_is_left_out() -> 
     orders = stage.hear(1, a_report(0, 137, victims=(1,)))
     assert messages(orders, Over) == [(1, Over())]
     stage.report_stopped(0)
-    assert (stage.members(), stage.meeting.reason) == ([(0, 0, 0)], "membership")
+    assert (stage.members(), stage.meeting.reason) == ([(0, 0)], "membership")
     assert "warning: host n1 is left out: it has stopped its workers, exit code 137" in stage.said
     assert reached(stage.later(RETRY_S)) == [1]
 

@@ -58,7 +58,7 @@ def test_a_new_host_is_reached_and_taken_in() -> None:
     assert reaches(stage.list(0, 1, 2)) == [2]
     assert told(stage.come(2), Stop) == [0, 1]
     stage.report_stopped(0, 1)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    assert stage.members() == [(0, 0), (1, 1), (2, 2)]
     assert (stage.meeting.attempt, stage.meeting.restarts, stage.meeting.reason) == (1, 0, "membership")
     assert "running on 3 of 3 hosts with 3 workers: n0, n1, n2" in stage.said
 
@@ -85,7 +85,7 @@ def test_a_host_that_leaves_the_list_is_let_go_after_its_report_and_costs_no_res
     assert told(orders, Over) == []
     assert told(stage.report_stopped(1), Over) == [1]
     stage.report_stopped(0, 2)
-    assert stage.members() == [(0, 0, 0), (2, 1, 2)]
+    assert stage.members() == [(0, 0), (2, 1)]
     assert (stage.meeting.restarts, stage.meeting.reason) == (0, "membership")
     stage.hear(1, Bye())
     assert reaches(stage.later(1000.0)) == []
@@ -117,7 +117,7 @@ def test_a_host_that_has_gone_is_not_tried_again_whatever_befalls_it() -> None:
         stage.hear(1, message)
         assert reaches(stage.later(MENDED_S)) == []
         stage.report_stopped(0)
-        assert stage.members() == [(0, 0, 0)]
+        assert stage.members() == [(0, 0)]
 
 
 def test_a_host_that_comes_back_is_reached_again() -> None:
@@ -128,7 +128,7 @@ def test_a_host_that_comes_back_is_reached_again() -> None:
     assert reaches(stage.list(0, 1)) == [1]
     stage.come(1)
     stage.report_stopped(0)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1)]
+    assert stage.members() == [(0, 0), (1, 1)]
 
 
 def test_a_host_that_is_back_before_its_workers_have_ended_goes_on_with_the_others() -> None:
@@ -136,7 +136,7 @@ def test_a_host_that_is_back_before_its_workers_have_ended_goes_on_with_the_othe
     stage.list(0)
     assert reaches(stage.list(0, 1)) == []
     stage.report_stopped(0, 1)
-    assert stage.members() == [(0, 0, 0), (1, 1, 1)]
+    assert stage.members() == [(0, 0), (1, 1)]
 
 
 def test_too_few_hosts_in_the_list_are_waited_for_and_then_named() -> None:

@@ -56,7 +56,7 @@ def job(request: pytest.FixtureRequest) -> tuple[Stage, Callable[[int], str]]:
 
 def order(stage: Stage) -> list[int]:
     """The members of the present attempt, in the order of their ranks."""
-    return [place for place, _, _ in stage.members()]
+    return [place for place, _ in stage.members()]
 
 
 def fail(stage: Stage, place: int) -> None:

@@ -8,14 +8,18 @@ import pytest
 from tests.support.machine import make_facts
 
 from dsl._record import replace
+from dsl.agent.joining import store_joining
+from dsl.agent.planner import Planner
 from dsl.cli import deepspeed
 from dsl.errors import OptionError
 from dsl.model.job import Meeting
 from dsl.plan.job import JobPlan, plan_job
 from dsl.plan.remote import choose_hosts
 from dsl.plan.worker import DEEPSPEED, ELASTIC, group_environment, worker_environment
+from dsl.rendezvous.delegate_messages import Claimed
 
 HOSTS = "n0 slots=2\nn1 slots=2\nn2 slots=2\nn3 slots=2\n"
+UNEVEN = "n0 slots=2\nn1 slots=1\n"
 CONFIG = """{"elasticity": {"enabled": true, "max_train_batch_size": 16, "micro_batch_sizes": [4], "version": 0.1}}"""
 ODD = """{"elasticity": {"enabled": true, "max_train_batch_size": 3, "micro_batch_sizes": [3], "version": 0.1}}"""
 
@@ -24,7 +28,7 @@ def planned(*words: str, environ: dict[str, str] | None = None, script: str = "t
     """What the launching host decides for an elastic job."""
     line = ["--elastic_training", "--master_addr", "10.0.0.1", *words, *script.split()]
     request, _ = deepspeed.read(line, {})
-    files = {"/hosts": HOSTS, "/ok.json": CONFIG, "/odd.json": ODD}
+    files = {"/hosts": HOSTS, "/uneven": UNEVEN, "/ok.json": CONFIG, "/odd.json": ODD}
     return plan_job(request, make_facts(cuda=4, files=files, environ=environ or {}))
 
 
@@ -123,7 +127,7 @@ def test_a_job_that_accepts_no_number_of_workers_is_not_started() -> None:
 
 def test_workers_find_what_deepspeeds_elastic_agent_gives_them_fresh_for_each_meeting() -> None:
     job = planned("-H", "/hosts", "--max-restarts", "3", environ={"ELASTIC_RUN_ID": "mine"}).job
-    meeting = Meeting(4, 1, (2, 2, 2), "10.0.0.9", 4711, restarts=2, reason="membership", host=3)
+    meeting = Meeting(4, 1, (2, 2, 2), "10.0.0.9", 4711, restarts=2, reason="membership")
     env = {**group_environment(job, meeting, {}), **worker_environment(ELASTIC, meeting, 1)}
     assert env == {
         "LOCAL_RANK": "1",
@@ -153,3 +157,20 @@ def test_workers_find_what_deepspeeds_elastic_agent_gives_them_fresh_for_each_me
 
 
 CHANGED = ("group_variables", "worker_variables", "constants", "defaults")
+
+
+def test_without_a_head_a_node_starts_the_slots_of_its_own_host_whatever_its_rank() -> None:
+    """The nodes get their ranks in the order in which they find each other, also if no file names them."""
+    plan, facts = planned("-H", "/uneven", "--no_ssh", "--node_rank", "1"), make_facts(cuda=4)
+    planner, claimed = (
+        Planner(plan, facts),
+        Claimed(1, 7, "10.0.0.1", "n", "10.0.0.2", 41001, "0" * 64, "n:1"),
+    )
+    meeting = Meeting(0, 0, (1, 2), "10.0.0.1", 4711)
+    node = planner.sketch(meeting)
+    assert (node.host, len(node.workers)) == ("n1", 1)
+    assert store_joining(plan, claimed, 1, facts, None).hello.host == "n1"
+    alone = planned("--no_ssh", "--node_rank", "0", "--num_gpus", "1", "--num_nodes", "1:2")
+    second = replace(meeting, node_rank=1, local_world_sizes=(1, 1))
+    assert [one.rank for one in Planner(alone, facts).sketch(second).workers] == [1]
+    assert store_joining(alone, claimed, 1, facts, None).hello.place == 7

@@ -130,6 +130,6 @@ def test_an_elastic_job_may_have_had_the_rank_before_or_get_it_yet(wishes: dict[
     job = plan_job(request, facts).job
     assert job.flavour == ELASTIC
     for host, sizes in ((0, (2,)), (1, (2, 2))):
-        meeting = Meeting(host, len(sizes) - 1, sizes, "10.0.0.1", 29500, host=host)
-        workers = plan_node(job, meeting, AttemptFiles(None), facts).workers
+        meeting = Meeting(host, len(sizes) - 1, sizes, "10.0.0.1", 29500)
+        workers = plan_node(job, meeting, AttemptFiles(None), facts, place=host).workers
         assert [bool(one.wrap) or one.debug_port is not None for one in workers] == [False, len(sizes) == 2]
