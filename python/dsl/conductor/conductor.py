@@ -486,6 +486,8 @@ class Conductor(BaseConductor):
         self.code, self.judgement = code, after
         self.notices += [Notice("critical", f"error: {line}") for line in lines]
         tells = bool(lines) and self._terms.members_come
+        if tells and after is not None:  # what their users see
+            self.judgement = replace(after, code=code, signum=None, not_tried=lines[0])
         here = [place for place, one in enumerate(self.roster) if one.is_there and tells]
         return [*[Send(place, Refused(lines[0], code)) for place in here], *self._end()]
 

@@ -22,6 +22,7 @@ from dsl.control.messages import (
 )
 from dsl.model.job import Meeting
 from dsl.model.request import Policy
+from dsl.report.verdict import verdict
 
 
 def open_job(least: int, most: int, restarts: int = 0, last_call_s: float = 30.0) -> Stage:
@@ -72,10 +73,24 @@ def test_too_few_nodes_are_waited_for_so_long_and_those_that_are_there_hear_it()
     orders = stage.later(60)
     text = (
         "too few nodes have come to n0:29400 with run id  within 60 s, it takes 2: start them with the same run "
-        "id and endpoint, or raise join_timeout"
+        "id and endpoint, or raise --elastic-wait"
     )
     assert messages(orders, Refused) == [(0, Refused(text, 1))]
     assert stage.conductor.code == 1
+
+
+def test_nodes_that_wait_in_vain_for_another_hear_why_the_job_ends_and_not_how_that_node_has_left() -> None:
+    stage = open_job(2, 2)
+    come(stage, 0, 1)
+    stage.hear(1, a_report(0, 143, stop_signal=15, victims=(1,)))
+    stage.report_stopped(0)
+    ((_, over),) = messages(stage.later(60), Over)
+    assert over.judgement.code == stage.conductor.code == 1
+    stopped, why = verdict(over.judgement)
+    assert stopped == "stopped by dsl: ranks 1,9"
+    assert why.startswith(
+        "not tried again: too few nodes have come to n0:29400 with run id  within 60 s, it takes 2"
+    )
 
 
 def test_a_node_that_comes_is_taken_in_and_costs_no_restart() -> None:
