@@ -373,7 +373,7 @@ class Conductor(BaseConductor):
             why = f"has left: {signal_name(report.stop_signal)} received there"
         elif report.survivors:
             why = "is left out: workers would not end there"
-        elif self._terms.is_elastic and report.rank < 0 and report.code and not is_stopped:
+        elif report.rank < 0 and report.code and not is_stopped:
             why = f"is left out: it has stopped its workers, exit code {report.code}"
             retry_s = self.roster[place].pause_s()
         if why:

@@ -479,8 +479,9 @@ def test_a_launcher_that_ends_with_the_job_is_nothing_special() -> None:
     assert (stage.conductor.code, stage.said) == (0, [])
 
 
-def test_a_host_that_stops_for_a_reason_of_its_own_is_named() -> None:
-    stage = begun(1, 1)
+def test_a_host_that_stops_for_a_reason_of_its_own_is_named_and_no_restart_follows() -> None:
+    """Its guard was killed: it can start nothing."""
+    stage = begun(1, 1, restarts=2)
     stage.hear(1, a_report(0, 137, victims=(1,)))
     stage.hear(0, a_report(0, 1, victims=(0,)))
     assert stage.conductor.code == 137
