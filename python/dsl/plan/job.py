@@ -163,6 +163,8 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         why = "--launcher slurm, which uses no ssh"
         told += _idle_with(why, ("--ssh_port", remote.ssh_port), ("--wait-hosts", remote.hosts_wait_s))
         remote = replace(remote, hosts_wait_s=0.0)
+    if remote.program:
+        told += _idle_with("--ssh-program", ("--ssh_port", remote.ssh_port), ("--launcher_args", remote.args))
     if request.output.stdin not in ("", "none"):
         why = "no worker reads the command's standard input"
         notices.append(_warning(f"--stdin has no effect where other hosts take part: {why}"))

@@ -289,6 +289,14 @@ def test_where_nobody_waits_for_hosts_first(wish: dict[str, Any], who: str) -> N
     assert f"--wait-hosts has no effect with {who}" in [notice.text for notice in planned.notices]
 
 
+def test_a_program_in_place_of_ssh_gets_no_words_for_ssh() -> None:
+    wish: dict[str, Any] = {"ssh_program": "pdsh", "ssh_port": 22, "launcher_args": "-v"}
+    said = [one.text for one in _plan(hostfile="H", **wish).notices]
+    assert said == [
+        f"{option} has no effect with --ssh-program" for option in ("--ssh_port", "--launcher_args")
+    ]
+
+
 def test_commands_of_an_elastic_job_that_start_their_own_host_wait_for_no_other() -> None:
     wish: dict[str, Any] = {"training": True, "master_addr": "a", "no_ssh": True, "node_rank": 0}
     planned = _plan(hostfile="H", wait_hosts_s=5.0, **wish)
