@@ -74,7 +74,10 @@ def parse_discovered(lines: Iterable[str]) -> dict[str, int]:
     for line in lines:
         host, colon, slots = line.strip().rpartition(":")
         spelled.append(f"{host} slots={slots}" if colon and slots.isdecimal() and " " not in host else line)
-    return {host: slots for host, slots in parse_hostfile(spelled, "--discover").items() if slots}
+    found = {host: slots for host, slots in parse_hostfile(spelled, "--discover").items() if slots}
+    if not found:
+        raise HostfileError("--discover: no host has a slot")
+    return found
 
 
 def parse_pythons(lines: Iterable[str], path: str = "hostfile") -> dict[str, str]:

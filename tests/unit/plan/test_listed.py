@@ -104,6 +104,8 @@ def test_hosts_are_written_as_in_a_hostfile_or_as_horovod_has_them() -> None:
     for text in ("a", "a:x", "a b:2", "::"):
         with pytest.raises(HostfileError, match="--discover line 1: hostfile contains a bad entry"):
             parse_discovered([text])
+    with pytest.raises(HostfileError, match="--discover: no host has a slot"):
+        parse_discovered(["idle:0", "b slots=0"])
 
 
 def test_a_job_that_accepts_no_number_of_workers_yet_waits_for_hosts() -> None:
