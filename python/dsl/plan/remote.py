@@ -7,6 +7,7 @@ from dsl.devices.offered import select_accelerator
 from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.model.job import Job, MeetingPoint, Notice, Pairs
 from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_MASTER_PORT
+from dsl.plan.hosts import LOCAL_NAME
 from dsl.plan.worker import ELASTIC, without_ranks
 from dsl.words import MOST_NODES, counted, first_few, parse_number, quote
 
@@ -332,8 +333,12 @@ def node_bounds(request: Request, host_count: int | None) -> NodeRange:
 
 def elastic_job(job: Job, request: Request, nodes: NodeRange, facts: Facts, *, is_remote: bool) -> Job:
     """Make a job elastic. ``is_remote``: a head reaches the hosts; otherwise the nodes find each other."""
+    hosts = job.hosts
+    if not is_remote and nodes[1] > 1 and hosts[0].name == LOCAL_NAME:  # this host, for users of the others
+        hosts = (replace(hosts[0], name=facts.names.host), *hosts[1:])
     return replace(
         job,
+        hosts=hosts,
         flavour=ELASTIC,
         program=replace(job.program, local_rank_option=""),
         meeting=job.meeting if is_remote else _meeting(request, nodes),

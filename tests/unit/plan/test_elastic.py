@@ -172,5 +172,6 @@ def test_without_a_head_a_node_starts_the_slots_of_its_own_host_whatever_its_ran
     assert store_joining(plan, claimed, 1, facts, None).hello.host == "n1"
     alone = planned("--no_ssh", "--node_rank", "0", "--num_gpus", "1", "--num_nodes", "1:2")
     second = replace(meeting, node_rank=1, local_world_sizes=(1, 1))
-    assert [one.rank for one in Planner(alone, facts).sketch(second).workers] == [1]
+    node = Planner(alone, facts).sketch(second)
+    assert (node.host, [one.rank for one in node.workers]) == (facts.names.host, [1])
     assert store_joining(alone, claimed, 1, facts, None).hello.place == 7
