@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,5 +109,32 @@ def test_a_home_of_another_user_is_nobodys_mistake(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(0o700)
     line = as_ordinary_user(["--num_gpus", "1", "--force_multi", "--dry-run", "train.py"], tmp_path)
     line.insert(line.index("env") + 1, f"HOME={tmp_path}/closed")
+    result = ran(line, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+FOUND_BY_THEIR_ENVIRONMENT = {
+    "PATH": ("--no-python", "tool"),
+    "PYTHONPATH": ("--module", "package.train"),
+    "PYTHON_EXEC": ("unknown-syntax.py",),
+}
+"""Variables of ``-x`` by which the workers find what the command line names, and what it names."""
+
+IN_A_PROGRAM = "import sys, dsl.run; dsl.run.main(sys.argv[1:])"
+
+
+@pytest.mark.parametrize("name", FOUND_BY_THEIR_ENVIRONMENT)
+@pytest.mark.parametrize("way", ["command", "program", "one-of-two-nodes"])
+def test_what_the_workers_find_by_their_own_variables_is_not_called_missing(
+    way: str, name: str, dslrun: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "there" / "package").mkdir(parents=True)
+    (tmp_path / "there" / "package" / "train.py").touch()
+    (tmp_path / "there" / "tool").touch(0o755)
+    (tmp_path / "unknown-syntax.py").write_text("a syntax of another Python\n")
+    value = "another-python" if name == "PYTHON_EXEC" else f"{tmp_path}/there"
+    command = [sys.executable, "-c", IN_A_PROGRAM] if way == "program" else [dslrun]
+    nodes = ["--nnodes=2", "--node-rank=1"] if way == "one-of-two-nodes" else []
+    line = [*command, "--dry-run", *nodes, "-x", f"{name}={value}", *FOUND_BY_THEIR_ENVIRONMENT[name]]
     result = ran(line, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

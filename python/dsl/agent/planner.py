@@ -8,11 +8,12 @@ from __future__ import annotations
 from dsl._record import replace
 from dsl.engine import LaunchSpec, Stdio, WorkerSpec
 from dsl.errors import LogDirError
+from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import INHERIT, NodePlan, Notice, Route, WorkerPlan, refuse_fallbacks
 from dsl.model.request import NO_POLICY
 from dsl.output import without_files
 from dsl.plan.node import AttemptFiles, Static, choose_run_dir, count_workers, plan_node
-from dsl.plan.worker import CALL_FILE, RESULT_FILE, WORKER_FILE, choose_timer_file
+from dsl.plan.worker import CALL_FILE, RESULT_FILE, WORKER_FILE, choose_timer_file, inherited_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from dsl.plan.node import Rendezvous
 
     _Streams: TypeAlias = dict[tuple[int, int], tuple[Stdio, Stdio, bool]]
+
+
+def check_job(job: Job, facts: Facts, option: str = NO_PYTHON) -> None:
+    """Refuse a program that the workers could not run; see `check_program`."""
+    check_program(job.program, job.flavour, inherited_environment(job, facts.environ), option=option)
+
 
 NOWHERE = Route()
 """A stream that is neither kept nor shown."""

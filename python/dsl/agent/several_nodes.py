@@ -6,10 +6,9 @@ from contextlib import ExitStack
 
 from dsl._record import replace
 from dsl.agent.fixed_nodes import FixedNodes
-from dsl.agent.planner import Planner
+from dsl.agent.planner import Planner, check_job
 from dsl.agent.session import OneNode, end_by_signals
 from dsl.errors import OptionError
-from dsl.machine.check import check_program
 from dsl.model.job import MeetingPoint, Notice
 from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
 from dsl.words import counted, quote
@@ -66,7 +65,7 @@ def start(
     nodes = nodes_of(planned, facts, lambda one: tell([one]))
     with ExitStack() as stack:
         stack.callback(nodes.close)  # nothing was started
-        check_program(job.program, job.flavour, facts.environ)
+        check_job(job, facts)
         if job.debug.ranks and job.meeting.way == "store":
             from dsl.agent.preflight import need_debugger
 
@@ -109,7 +108,7 @@ def _check_backend(name: str) -> None:
 def _show(planned: JobPlan, facts: Facts, tell: Callable[[Sequence[Notice]], None], launch: Launch) -> int:
     """Show the plan of this node, as if it were alone if the nodes still have to find each other."""
     job = planned.job
-    check_program(job.program, job.flavour, facts.environ)
+    check_job(job, facts)
     if job.meeting.way == "port" and planned.node_rank < job.node_count:
         return launch(OneNode(Planner(planned, facts))).run_guarded()
     point = MeetingPoint("alone", job.meeting.local_address or LOCAL_ADDRESS, 0)

@@ -6,11 +6,10 @@ import os
 
 from dsl import _own_process
 from dsl._record import replace
-from dsl.agent.planner import Planner
+from dsl.agent.planner import Planner, check_job
 from dsl.agent.session import OneNode, Session
 from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
-from dsl.machine.check import check_program
 from dsl.model.job import Notice
 from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, BadValueError, dashed
 from dsl.model.request import LEVELS, Level, ProgramKind, Request
@@ -178,7 +177,7 @@ class Command:
             from dsl.agent import several_nodes
 
             return several_nodes.start(planned, facts, tell, launch, let_go, is_dry=show.is_dry)
-        check_program(planned.job.program, planned.job.flavour, facts.environ)
+        check_job(planned.job, facts)
         return launch(OneNode(Planner(planned, facts))).run_guarded()
 
     def _start_here(self, request: Request, facts: Facts, argv: tuple[str, ...]) -> int:

@@ -16,7 +16,7 @@ import sys
 
 from dsl import _own_process
 from dsl._record import replace
-from dsl.agent.planner import Planner
+from dsl.agent.planner import Planner, check_job
 from dsl.agent.session import OneNode, Session
 from dsl.errors import DslError, RendezvousError, UnsupportedError
 from dsl.facts import this_machine
@@ -39,7 +39,7 @@ from dsl.functions.errors import (
     failure_of,
     name_of_torch,
 )
-from dsl.machine.check import NO_PYTHON, check_program
+from dsl.machine.check import NO_PYTHON
 from dsl.model.job import Notice
 from dsl.model.request import LEVELS, Program
 from dsl.plan.job import plan_job
@@ -207,9 +207,7 @@ def run_request(
         raise UnsupportedError(
             "other hosts would have to be reached, which a program cannot do from within: use the command dsl"
         )
-    environ = {**facts.environ, **dict(request.env)}
-    option = "" if request.flavour == "functions" else NO_PYTHON
-    check_program(planned.job.program, planned.job.flavour, environ, option=option)
+    check_job(planned.job, facts, "" if request.flavour == "functions" else NO_PYTHON)
     with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
         source = _Source(planned, facts, call, held)
         recorder = None

@@ -10,11 +10,10 @@ from importlib.machinery import PathFinder
 from typing import TypeAlias
 
 from dsl._record import Record, replace
-from dsl.agent.planner import Planner
+from dsl.agent.planner import Planner, check_job
 from dsl.devices import ACCELERATORS
 from dsl.errors import AutotuningError, FilterError
 from dsl.facts import Facts
-from dsl.machine.check import check_program
 from dsl.model.job import ForkServer, Host, Notice
 from dsl.model.request import Program, Request
 from dsl.plan.hosts import ActiveHosts, choose_hosts
@@ -250,7 +249,7 @@ def set_up(
     config = resolve_auto(config, section, args)
     planned = plan_job(request, facts)  # finds mistakes in the job itself before any experiment runs
     job = planned.job
-    check_program(job.program, job.flavour, facts.environ)
+    check_job(job, facts)
     nodes, slots = len(job.hosts), min([len(host.slots) for host in job.hosts])
     asked = ActiveHosts(
         job.hosts,
