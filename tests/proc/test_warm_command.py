@@ -134,6 +134,10 @@ def test_a_refusal_is_one_line(user: User) -> None:
         "dsl-warm: error: no warm server has the pid '1', see dsl-warm status\n",
     )
 
+    missing = user.run("dsl-warm", "start", "dslrun", "no_such_script.py")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "script 'no_such_script.py' does not exist" in missing.stderr
+
 
 ROOT = Path(__file__).parents[2]
 

@@ -235,7 +235,7 @@ def read_request(line: Sequence[str]) -> Request:
 
 
 def _plan(request: Request) -> NodePlan:
-    from dsl.agent.planner import Planner
+    from dsl.agent.planner import Planner, check_job
     from dsl.facts import this_machine
     from dsl.plan.job import plan_job
 
@@ -243,6 +243,7 @@ def _plan(request: Request) -> NodePlan:
     planned = plan_job(request, facts)
     if planned.remote is not None or planned.job.meeting.way != "alone":
         raise DslError("no warm server for a job on several hosts: jobs of one host alone can start one")
+    check_job(planned.job, facts)
     return Planner(planned, facts).plan(0)
 
 
