@@ -120,6 +120,23 @@ def test_what_a_program_starts_is_ours_and_its_workers_know_nothing_of_that(
         assert worker["words"] == [*[f"{name}={rank}" for name in own], "word"]
 
 
+PASSES_ON_PATH = """
+import os, subprocess, sys
+sys.exit(subprocess.run(sys.argv[1:], env={"PATH": os.environ["PATH"]}).returncode)
+"""
+
+
+def test_a_program_that_passes_on_its_path_alone_starts_ours(
+    stood_in: Callable[..., subprocess.CompletedProcess[str]], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    result = stood_in(sys.executable, "-c", PASSES_ON_PATH, "torchrun", *OPTIONS)
+    assert result.returncode == 0, result.stderr
+    workers = told(project)
+    assert sorted(workers) == ["0", "1"]
+    assert {worker["environ"]["PATH"] for worker in workers.values()} == {os.environ["PATH"]}
+
+
 def test_functions_are_launched_by_ours(
     stood_in: Callable[..., subprocess.CompletedProcess[str]], project: Path
 ) -> None:
