@@ -1,9 +1,8 @@
 """Each Python below ``dslrun --stand-in`` imports this before its program: our modules take torch's names.
 
-It is the first module of its name in ``PYTHONPATH``, and imports the next one in its place.
+It is the first module of its name in ``PYTHONPATH``, and imports the next one in its place. Its annotations
+are text, because a Python 3.6 reads it, too.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -23,7 +22,7 @@ OURS = {
 """Modules of torch, and ours."""
 
 
-def find_spec(name: str, _path: object = None, _target: object = None) -> Any:
+def find_spec(name: str, _path: object = None, _target: object = None) -> "Any":
     """What Python asks a finder of modules for: ours has the name of one of torch's."""
     if name not in OURS:
         return None
@@ -41,16 +40,16 @@ class _Loader:
     def create_module(self, _spec: object) -> None:
         """Leave it to Python."""
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         """Load ours."""
         sys.modules[module.__name__] = self._load()
 
-    def get_code(self, _name: str) -> CodeType:
+    def get_code(self, _name: str) -> "CodeType":
         """What a debugger or another program runs as the main module."""
         code: CodeType = self._load().__spec__.loader.get_code(self._ours)  # type: ignore[union-attr]
         return code
 
-    def _load(self) -> ModuleType:
+    def _load(self) -> "ModuleType":
         from importlib import import_module
 
         if "dsl" not in sys.modules:  # this Python need not have it

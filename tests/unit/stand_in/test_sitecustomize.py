@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -87,3 +89,9 @@ def test_each_module_that_becomes_a_command_has_one() -> None:
     assert {name for name in sitecustomize.OURS if not name.endswith(".api")} <= COMMANDS.keys()
     for module, function in COMMANDS.values():
         assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_an_old_python_reads_it_without_a_message() -> None:
+    text = Path(sitecustomize.__file__).read_text()
+    ast.parse(text, feature_version=(3, 6))
+    assert "__future__" not in text, "3.6 knows no annotations there"
