@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ROOM = ("",) * 60
 
 
-def words_of(server: "ForkServer", withheld: "Sequence[str] | None" = None) -> tuple[str, ...]:
+def words_of(server: "ForkServer", withheld: "Sequence[str] | None" = None) -> "tuple[str, ...]":
     """Command line of a fork server, to which the engine adds the number of its descriptor.
 
     A warm server has the names of variables that it does not get, ``withheld``, and further words behind

@@ -27,3 +27,10 @@ def test_the_server_follows_the_interpreter_and_its_flags(
     words = words_of(server)
     assert tuple(word for word in words[4:] if word) == expected[1:]
     assert words[:4] == ("python", "-u", f"{dsl.__path__[0]}/forkserver/boot.py", expected[0])
+
+
+def test_a_python_that_is_too_old_for_us_gets_to_the_check_of_the_extension() -> None:
+    notes = words_of.__annotations__
+    assert [name for name, note in notes.items() if not isinstance(note, str)] == [], (
+        "3.8 would evaluate them"
+    )
