@@ -189,15 +189,19 @@ def test_a_port_that_is_taken_is_refused_with_its_holder(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("way", ["environment", "-x", "-x of nodes that come and go"])
 def test_without_debugpy_nothing_is_started_and_one_line_says_what_is_missing(
-    dsl_command: Path, script: Path, tmp_path: Path
+    way: str, dsl_command: Path, script: Path, tmp_path: Path
 ) -> None:
     """The workers' interpreter counts, which may be another than the command's."""
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     words = ["--debug", "--log-level=error", script, tmp_path / "done"]
-    result = ran([dsl_command.with_name("dslrun"), *words], 30, {"PYTHON_EXEC": str(bare)})
+    named = [] if way == "environment" else ["-x", f"PYTHON_EXEC={bare}"]
+    nodes = ["--nnodes=1:2", "--rdzv-backend=c10d"] if "nodes" in way else []
+    environ = {} if named else {"PYTHON_EXEC": str(bare)}
+    result = ran([dsl_command.with_name("dslrun"), *named, *nodes, *words], 30, environ)
     assert (result.returncode, result.stdout) == (2, "")
     said = f"dslrun: error: --debug needs debugpy, which {bare} does not have: pip install debugpy there"
     assert result.stderr.splitlines() == [said]

@@ -11,6 +11,7 @@ from dsl.agent.session import OneNode, end_by_signals
 from dsl.errors import OptionError
 from dsl.model.job import MeetingPoint, Notice
 from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
+from dsl.plan.worker import inherited_environment
 from dsl.words import counted, quote
 
 TYPE_CHECKING = False
@@ -69,7 +70,7 @@ def start(
         if job.debug.ranks and job.meeting.way == "store":
             from dsl.agent.preflight import need_debugger
 
-            need_debugger(job, facts.environ, facts)
+            need_debugger(job, inherited_environment(job, facts.environ), facts)
         planner = Planner(replace(planned, notices=()), facts)
         tell(planned.notices)
         sketch = nodes.open(planner)
