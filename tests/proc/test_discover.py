@@ -75,13 +75,14 @@ def listed(dsl_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.timeout(120)
 def test_hosts_join_and_leave_with_the_list(listed: Listed) -> None:
     listed.list("n0 slots=1", "n1:2")
-    with running([*listed.words, "train.py"], listed.folder) as job:
+    with running([*listed.words, "--metrics", "job.prom", "train.py"], listed.folder) as job:
         listed.until_world(0, 3)
         listed.list("n0 slots=1", "n1:2", "n2 slots=1")
         listed.until_world(1, 4)
         jobs = json.loads(ran([listed.words[0] + "-ps", "--json"]).stdout)["jobs"]
         (shown,) = [one for one in jobs if one["cwd"] == str(listed.folder)]
         assert (shown["nodes"], shown["ranks"]) == (3, 4)
+        assert (shown["attempt"], shown["restarts"]) == (1, 0)
         listed.list("n2 slots=1", "n0 slots=1")
         listed.until_world(2, 2)
         listed.list("n0 slots=1", "n1:2", "n2 slots=1")
@@ -99,6 +100,19 @@ def test_hosts_join_and_leave_with_the_list(listed: Listed) -> None:
     ):
         assert line in lines, said
     assert said.count("warning") == 1, said  # several hosts are one machine
+    assert "dsl_job_membership_changes_total 3.0\n" in (listed.folder / "job.prom").read_text()
+
+
+@pytest.mark.timeout(120)
+def test_a_restart_of_all_hosts_is_counted(listed: Listed) -> None:
+    listed.list("n0 slots=1", "n1 slots=1")
+    script = "import os, sys\nsys.exit(os.environ['RANK'] + os.environ['DSL_ATTEMPT'] == '10')\n"
+    (listed.folder / "fails.py").write_text(script)
+    result = ran([*listed.words, "--metrics", "job.prom", "fails.py"])
+    assert result.returncode == 0, result.stderr
+    figures = (listed.folder / "job.prom").read_text()
+    assert "dsl_job_restarts_total 1.0\n" in figures
+    assert "dsl_job_membership_changes_total 0.0\n" in figures
 
 
 @pytest.mark.timeout(120)

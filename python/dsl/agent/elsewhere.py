@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from dsl.control.hub import Link
+    from dsl.model.job import Meeting
     from dsl.model.observation import SignalRank
 
     Question: TypeAlias = Look | SignalRank
@@ -44,6 +45,8 @@ class Elsewhere:
         tee: Callable[[int], None] | None = None,
     ) -> None:
         self.tee = tee
+        self.meeting: Meeting | None = None
+        """The last meeting of a member; None: our own workers are members."""
         self._links, self._name = links, name
         self.nodes, self.workers, self.words, self.has_own = nodes, workers, words, has_own
         self._answers: dict[int, SimpleQueue[tuple[int, object]]] = {}

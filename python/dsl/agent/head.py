@@ -277,8 +277,11 @@ class Head(Carrier, Side):
         return isinstance(message, Recorded)
 
     def _send(self, place: int, message: object) -> None:
-        if self._recorder is not None and isinstance(message, Meeting):
-            self._recorder.meeting(self.conductor.roster.name(place), message)
+        if isinstance(message, Meeting):
+            if self.elsewhere is not None:
+                self.elsewhere.meeting = message
+            if self._recorder is not None:
+                self._recorder.meeting(self.conductor.roster.name(place), message)
         super()._send(place, message)
 
     def _explain(self, notice: Notice) -> None:

@@ -21,7 +21,7 @@ from dsl.errors import MetricsError
 from dsl.machine.crowd import MOST_CLIENTS, close, serve
 from dsl.machine.files import reason, write_output
 from dsl.model.observation import JobView, Look, NodeStatus
-from dsl.model.outcome import Hang, Outcome, Restarting
+from dsl.model.outcome import Hang, Outcome
 from dsl.plan.job import read_target
 from dsl.report.speak import say
 from dsl.view.lookout import Ask, Lookout
@@ -54,7 +54,6 @@ class Tally:
         self.failures: Counter[str] = Counter()
         """Workers of this node that have failed, by how they ended."""
         self.hangs = 0
-        self.membership_changes = 0
 
     def count_failure(self, signum: int | None, code: int) -> None:
         """Count a worker that a signal has ended, or that has ended with an exit code."""
@@ -106,8 +105,6 @@ class Metrics(Lookout):
                 self._tally.count_failure(end.signal, end.status)
         elif isinstance(event, Hang):
             self._tally.hangs += 1
-        elif isinstance(event, Restarting):
-            self._tally.membership_changes += not event.is_counted
 
     def end(self, outcome: Outcome) -> None:
         """The job is over: close the port, or write the file for the last time."""
@@ -224,7 +221,8 @@ def _of_job(view: JobView, tally: Tally, missing: int, ended: tuple[int, float] 
     yield "dsl_job_restarts_total", "counter", "Restarts so far.", [({}, view.restarts)]
     yield "dsl_job_hangs_total", "counter", "Hangs that --hang-timeout has found.", [({}, tally.hangs)]
     meaning = "How often nodes have left or joined."
-    yield "dsl_job_membership_changes_total", "counter", meaning, [({}, tally.membership_changes)]
+    changes = view.attempt - view.restarts  # any other attempt follows a failure
+    yield "dsl_job_membership_changes_total", "counter", meaning, [({}, changes)]
     meaning = "Workers of this node that have failed, by how they ended."
     yield "dsl_job_failures_total", "counter", meaning, failures
     yield "dsl_job_silent_hosts", "gauge", "Hosts that have not answered in time.", [({}, missing)]

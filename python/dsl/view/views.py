@@ -214,8 +214,9 @@ class Views:
         plan = state.plan
         elsewhere = self._elsewhere
         words = _program(plan)[:MOST_WORDS]
-        workers, nodes = plan.meeting.world_size, 1
+        meeting, workers, nodes = plan.meeting, plan.meeting.world_size, 1
         if elsewhere is not None:
+            meeting = elsewhere.meeting or meeting
             words = words if elsewhere.words is None else elsewhere.words
             workers = workers if elsewhere.workers is None else elsewhere.workers
             nodes = elsewhere.nodes
@@ -227,8 +228,8 @@ class Views:
             cwd=_cwd(),
             host=os.uname().nodename,
             started_ns=state.started_ns,
-            attempt=plan.meeting.attempt,
-            restarts=plan.meeting.restarts,
+            attempt=meeting.attempt,
+            restarts=meeting.restarts,
             nodes=nodes,
             workers=workers,
             is_whole=elsewhere is not None or plan.meeting.world_size == len(plan.workers),
