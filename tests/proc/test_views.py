@@ -252,13 +252,15 @@ def test_a_job_whose_directory_is_gone_is_seen(tmp_path: Path, helpers: Helpers)
 
 
 def test_dsl_ps_begins_with_the_script_and_fits_the_terminal(dsl_command: Path, tmp_path: Path) -> None:
-    """The name of the script stays whole, and so does everything where there is no terminal."""
+    """With the words that the user has typed. The name of the script stays whole, and so does everything where there
+    is no terminal.
+    """
     script = tmp_path / "a_folder_with_a_name" / "train_model.py"
     script.parent.mkdir()
     script.write_text("import time\ntime.sleep(600)\n")
     tool = str(dsl_command.with_name("dsl-ps"))
     options = ["--config", "config.yaml", "--no-shuffle"]
-    line = [str(dsl_command.with_name("dslrun")), "--nproc-per-node=2", str(script), *options]
+    line = [str(dsl_command), "--num_gpus=2", str(script), *options]
 
     def row(pid: int, text: str) -> str:
         (found,) = [one for one in text.splitlines() if one.startswith(f"{pid} ")]

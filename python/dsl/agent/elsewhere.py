@@ -28,9 +28,9 @@ class Elsewhere:
     """The members of a job on other hosts, as far as views are concerned.
 
     ``links`` returns the links of those that take part now, by place; ``name`` the user's name of a place.
-    ``workers`` and ``nodes`` are the numbers of the whole job; ``words`` its program; None: those of our own
-    plan. ``has_own`` says whether our own workers are ranks of the job now, not programs that reach hosts.
-    ``tee`` copies the members' output, which is shown here, to a descriptor; None: they show it elsewhere.
+    ``workers`` and ``nodes`` are the numbers of the whole job; None: that of our own plan. ``has_own`` says
+    whether our own workers are ranks of the job now, not programs that reach hosts. ``tee`` copies the
+    members' output, which is shown here, to a descriptor; None: they show it elsewhere.
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class Elsewhere:
         *,
         nodes: int,
         workers: int | None = None,
-        words: tuple[str, ...] | None = None,
         has_own: Callable[[], bool] = lambda: False,
         tee: Callable[[int], None] | None = None,
     ) -> None:
@@ -48,7 +47,7 @@ class Elsewhere:
         self.meeting: Meeting | None = None
         """The last meeting of a member; None: our own workers are members."""
         self._links, self._name = links, name
-        self.nodes, self.workers, self.words, self.has_own = nodes, workers, words, has_own
+        self.nodes, self.workers, self.has_own = nodes, workers, has_own
         self._answers: dict[int, SimpleQueue[tuple[int, object]]] = {}
         self._numbers = count(1)
 

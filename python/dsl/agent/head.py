@@ -180,7 +180,6 @@ class Head(Carrier, Side):
             conductor.roster.name,
             nodes=len(self.job.hosts),
             workers=sum(len(host.slots) for host in self.job.hosts),
-            words=(self.job.program.script, *self.job.program.args),
             tee=hub.tee,
         )
         self._dismissal_s: float | None = None

@@ -213,17 +213,15 @@ class Views:
         state = self._state()
         plan = state.plan
         elsewhere = self._elsewhere
-        words = _program(plan)[:MOST_WORDS]
         meeting, workers, nodes = plan.meeting, plan.meeting.world_size, 1
         if elsewhere is not None:
             meeting = elsewhere.meeting or meeting
-            words = words if elsewhere.words is None else elsewhere.words
             workers = workers if elsewhere.workers is None else elsewhere.workers
             nodes = elsewhere.nodes
         return JobView(
             version=__version__,
             command=plan.command,
-            words=words,
+            words=_program(plan)[:MOST_WORDS],
             pid=self._command_pid,
             cwd=_cwd(),
             host=os.uname().nodename,
@@ -343,9 +341,9 @@ def _read(answer: object) -> object:
 
 def _program(plan: NodePlan) -> tuple[str, ...]:
     """What the user runs, with its arguments: no interpreter, and a function alone."""
-    argv = plan.workers[0].argv
-    name = plan.job.program.name
-    return argv[argv.index(name) :] if name in argv else (name,) if name else argv
+    program = plan.job.program
+    words = (program.script, *program.args)
+    return words[words.index(program.name) :] if program.name in words else (program.name,)
 
 
 def _log(worker: WorkerPlan) -> str:
