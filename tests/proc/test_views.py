@@ -372,6 +372,18 @@ def test_a_view_that_stands_still_delays_nothing(dsl_command: Path, tmp_path: Pa
     assert text.count(b"\n") < lines
 
 
+@pytest.mark.parametrize("options", ["--redirects=3 --log-dir={}/logs", "--ranks-filter=9"])
+def test_a_job_that_shows_nothing_cannot_be_followed(
+    options: str, dsl_command: Path, tmp_path: Path, helpers: Helpers
+) -> None:
+    with helpers(2, "note {}/ready '%r %p' pause", None, *options.format(tmp_path).split()) as job:
+        job.ready(2)
+        with viewing(dsl_command, job.guard) as viewer:
+            shown, said = viewer.communicate(timeout=30)
+        assert (viewer.returncode, shown, said.count(b"\n")) == (1, b"", 1)
+        assert b"it shows no output of its workers" in said
+
+
 def test_a_job_whose_output_does_not_pass_through_dsl_cannot_be_followed(
     dsl_command: Path, helpers: Helpers
 ) -> None:

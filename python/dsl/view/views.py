@@ -194,12 +194,14 @@ class Views:
         tee: Callable[[int], None] = self._supervisor.tee
         problem = ""
         workers = self._state().plan.workers
-        routes = [route for worker in workers for route in (worker.stdout, worker.stderr)]
+        routes = [one for worker in workers for one in (worker.stdout, worker.stderr) if one is not None]
         if self._elsewhere is not None and self._elsewhere.tee is not None:
             tee = self._elsewhere.tee
-        elif not any(route is not None and route.console is not None for route in routes):
+        elif not any(route.console is not None for route in routes):
             problem = (
                 "its workers write past dsl to where it was started, unless you give it --tag-output always"
+                if any(route.inherit for route in routes)
+                else "it shows no output of its workers: --redirects keeps it in files, or a filter hides it"
             )
         caller.sendall(to_line(Followed(problem)))
         if not problem:
