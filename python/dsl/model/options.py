@@ -379,7 +379,7 @@ COMMON = {
     "output": (
         Option(
             TORCHRUN, "--log-dir", "DIR",
-            "keep each worker's output in files; these lie in a new directory in DIR; dslrun: with -r or -t",
+            "keep each worker's output in files; these lie in a new directory in DIR",
             into="output.log_dir", make=text_or_none,
         ),
         Option(
