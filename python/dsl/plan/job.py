@@ -236,7 +236,7 @@ def _unused_options(request: Request) -> list[Notice]:
     start, signals, debug, policy = request.start, request.signals, request.debug, request.policy
     is_once = not (request.max_restarts or request.elastic.training)
     hang_action = None if request.hang_action == "report" else request.hang_action
-    is_executed = start.method in ("spawn", "fork")
+    is_executed, stdin = start.method in ("spawn", "fork"), request.output.stdin
     found = [
         *_idle("--preempt-signal", ("--preempt-grace", signals.preempt_grace_s, signals.preempt is None)),
         *_idle(
@@ -251,6 +251,7 @@ def _unused_options(request: Request) -> list[Notice]:
             ("--warm-memory", start.warm_memory, start.method != "warm"),
         ),
         *_idle("--hang-timeout", ("--hang-action", hang_action, request.hang_timeout_s is None)),
+        *_idle_with("--detach", ("--stdin", request.detaches and stdin != "none" and stdin)),
     ]
     if debug != DebugRequest(ranks=debug.ranks) and not debug.ranks:
         found.append(

@@ -250,6 +250,8 @@ def test_the_user_is_told_of_a_mask(mask: str, count: int | None) -> None:
         ({}, {"restart_on": (1,)}, "--restart-on has no effect without --max-restarts"),
         ({}, {"give_up_on": (1,), "max_restarts": 0}, "--give-up-on has no effect without --max-restarts"),
         ({}, {"give_up_on": (1,), "restart_on": (2,), "max_restarts": 1}, None),
+        ({}, {"detaches": True, "stdin": "0"}, "--stdin has no effect with --detach"),
+        ({}, {"detaches": True, "stdin": "none"}, None),
         ({}, {"bind_cores_to_rank": True, "num_gpus": 2}, "cores bound to each worker: 4"),
     ],
 )
