@@ -158,7 +158,9 @@ def _routes(
             inherits = path is None and show and direct
             ours = Route(inherit=True, terminal=kind == "terminal")
             prefix = tee_prefix if path is not None and tee else None
-            streams.append(ours if inherits else route(path, show, stream, kind, prefix))
+            hidden = Route(path=path, prefix=prefix)  # the file for words has its lines, too
+            goes = route(path, show, stream, kind, prefix) if show else hidden
+            streams.append(ours if inherits else goes)
         # One pipe keeps the order of what the worker writes to both.
         is_one = joins and streams == SHOWN
         return streams[0], None if is_one else streams[1]

@@ -218,6 +218,12 @@ def test_words_make_a_file_for_each_stream_that_has_some() -> None:
     assert plan.routes == ((Route(console=1), Route(console=2)),), "somebody has to look at the lines"
 
 
+def test_lines_of_a_hidden_rank_have_the_prefix_of_tee_where_all_ranks_share_a_file() -> None:
+    plan = _plan(2, log_dir="/logs", tee="1", stdout_words="loss", local_ranks="0")
+    assert [stdout.prefix for stdout, _ in plan.routes] == ["[default0]:", "[default1]:"]
+    assert [stdout.console for stdout, _ in plan.routes] == [1, None]
+
+
 def test_words_leave_the_files_of_a_log_directory_as_they_are() -> None:
     plain = _plan(2, log_dir="/logs")
     assert _plan(2, log_dir="/logs", stdout_words="loss").routes == plain.routes
