@@ -227,6 +227,7 @@ EMPTY = "no job was launched in this record: give the file of --events"
         (["--timeline", ""], 1, "'': No such file or directory"),
         (["--timeline", "none"], 1, "'none': No such file or directory"),
         (["--timeline", "/dev/null", "--output", "t"], 1, EMPTY),
+        (["--output", "t"], 2, "--output names the files of a timeline: add --timeline FILE"),
     ],
 )
 def test_what_a_timeline_needs(

@@ -17,7 +17,7 @@ from dsl import __version__
 from dsl._core import build_info, kernel_interfaces
 from dsl.cli.tool import Tool, ToolParser
 from dsl.doctor.host_checks import SHM, SMALL_SHM_BYTES
-from dsl.errors import DslError, TimelineError
+from dsl.errors import DslError, OptionError, TimelineError
 from dsl.facts import Facts, this_machine
 from dsl.machine.kernel import shared_memory
 from dsl.machine.programs import find_package, find_programs
@@ -43,6 +43,8 @@ ABSENT = "not found"
 def _report(options: argparse.Namespace) -> int:
     if options.timeline is not None:
         return _draw(options.timeline, options.output)
+    if options.output is not None:
+        raise OptionError("--output names the files of a timeline: add --timeline FILE")
     found = survey(options.hostfile, this_machine())
     if options.json:
         from json import dumps
