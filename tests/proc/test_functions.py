@@ -376,7 +376,9 @@ def test_two_threads_may_launch_at_once(tmp_path: Path) -> None:
     assert found == {"a": both, "b": both}
 
 
-def on_static_nodes(counts: Sequence[int], run: Callable[[LaunchConfig], None], **fields: Any) -> None:
+def on_static_nodes(
+    counts: Sequence[int], run: Callable[[LaunchConfig], None], within_s: float = 25, **fields: Any
+) -> None:
     """Call it for each node, with so many workers, side by side. Those beyond the second are spares."""
     fields = {"max_restarts": 0, "rdzv_backend": "static", "spares": len(counts) - 2, **fields}
     fields["rdzv_endpoint"] = f"127.0.0.1:{free_port()}"
@@ -388,7 +390,7 @@ def on_static_nodes(counts: Sequence[int], run: Callable[[LaunchConfig], None], 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(25)
+        thread.join(within_s)
 
 
 @pytest.mark.guarantee("G3")
@@ -428,6 +430,16 @@ def test_a_spare_takes_the_place_of_a_node_whose_function_fails_again() -> None:
 
     on_static_nodes((1, 1, 1), run, max_restarts=5)
     assert found == {"0": {0: "0"}, "1": {}, "2": {1: "2"}}
+
+
+def test_a_spare_that_was_not_needed_hangs_up_though_its_program_goes_on() -> None:
+    found: dict[str, Any] = {}
+
+    def run(node: LaunchConfig) -> None:
+        found[node.env["PLACE"]] = elastic_launch(node, functions.add)(1, 2)
+
+    on_static_nodes((1, 1, 1), run, within_s=8)  # node 0 would wait 10 s for a spare that is still there
+    assert found == {"0": {0: 3}, "1": {1: 4}, "2": {}}
 
 
 @pytest.mark.torch

@@ -124,9 +124,9 @@ class SeveralNodes(OneNode):
             self.node.send(Refused(text, code))
 
     def leave(self, code: int) -> int:
-        """Say goodbye to the other nodes."""
-        if self.node is not None and self.is_serving:
-            self.node.leave()
+        """Say goodbye to the other nodes, or hang up if nobody serves the connections yet."""
+        if self.node is not None:
+            (self.node.leave if self.is_serving else self.node.disown)()
         return code
 
     def close(self) -> None:
