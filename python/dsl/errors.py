@@ -53,6 +53,12 @@ class RendezvousError(DslError):
     """The nodes of a job do not meet, or lose the store through which they met."""
 
 
+class HangError(DslError):
+    """The job hung, and was ended for that: its ``hang_action`` is ``stop``."""
+
+    exit_code = 124
+
+
 class ProgramError(DslError):
     """The program of ``--no_python`` cannot be executed."""
 

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         ChildFailedError: a worker failed, and all restarts are spent (`dsl.functions.ChildFailedError`).
+        HangError: the job hung, and ``--hang-action`` is ``stop`` (`dsl.errors.HangError`).
         SignalException: a signal ended the job; a `SystemExit` with 128 + its number.
         UsageError: the values ask for something that cannot be done.
         EngineError: the workers cannot be started on this machine.

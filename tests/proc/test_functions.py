@@ -398,18 +398,19 @@ def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The error says it, and the logger of the node whose workers did not fail."""
-    caught: list[BaseException] = []
+    caught: list[DslError] = []
 
     def run(node: LaunchConfig) -> None:
         with pytest.raises(DslError) as failure:
-            elastic_launch(node, functions.fail_in)(1)
+            elastic_launch(node, functions.exit_in)(1, 4)
         caught.append(failure.value)
 
     on_static_nodes((1, 2), run)
     assert {type(one) for one in caught} == {ChildFailedError, RendezvousError}
+    assert {one.exit_code for one in caught} == {4}
     told = next(str(one) for one in caught if isinstance(one, RendezvousError))
     host = os.uname().nodename
-    assert re.match(rf"rank 1 \(local rank 0, pid \d+, host {host}\) failed first: exit code 1", told)
+    assert re.match(rf"rank 1 \(local rank 0, pid \d+, host {host}\) failed first: exit code 4", told)
     assert told in caplog.messages
 
 

@@ -17,9 +17,13 @@ from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.recorded import only, recorded
 
-from dsl.functions import ChildFailedError, LaunchConfig, elastic_launch
+from dsl import runner
+from dsl.errors import HangError
+from dsl.functions import ChildFailedError, LaunchConfig, elastic_launch, launch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.places import Nodes
 
 HEALTHY = Path(__file__).resolve().parent.parent / "workers" / "healthy.py"
@@ -130,6 +134,27 @@ def test_a_program_hears_of_a_hang_of_its_function(tmp_path: Path) -> None:
     config = LaunchConfig(1, 1, 1, max_restarts=0, hang_timeout_s=1.0, hang_action="restart")
     with pytest.raises(ChildFailedError, match="the job hung, without progress"):
         elastic_launch(config, hang)(str(tmp_path))
+
+
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize("entrypoint", [hang, "cat"])
+def test_a_program_whose_job_is_stopped_because_it_hangs_gets_no_results(
+    entrypoint: Callable[[str], None] | str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "word")
+    with pytest.raises(HangError, match="the job hung, without progress") as caught:
+        launch(entrypoint, str(tmp_path / "word"), hang_timeout_s=1.0, hang_action="stop")
+    assert caught.value.exit_code == 124
+
+
+def test_the_runner_of_a_program_exits_with_the_code_of_a_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "word")
+    (tmp_path / "reads").write_text(f"#!/bin/sh\ncat {tmp_path}/word\n")
+    (tmp_path / "reads").chmod(0o755)
+    options = ["--num_gpus=1", "--hang_timeout", TIMEOUT_S, "--hang_action=stop"]
+    with pytest.raises(SystemExit) as caught:
+        runner.main([*options, "--no_python", "--no_local_rank", str(tmp_path / "reads")])
+    assert caught.value.code == 124
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "download", "loader"])

@@ -9,7 +9,7 @@ from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import Options, complete, with_strictness
 from dsl.cli.options_torch import COMMAND_LINE
-from dsl.errors import OptionError, UnsupportedError
+from dsl.errors import HangError, OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.config import OPTION_NAMES, LaunchConfig, joined_words, refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
@@ -63,7 +63,7 @@ def run_deepspeed(args: Sequence[str]) -> int:
     _refuse_process_matters(options, "dsl")
     try:
         _start(request, to_console)
-    except ChildFailedError as error:
+    except (ChildFailedError, HangError) as error:
         return error.exit_code
     return 0
 

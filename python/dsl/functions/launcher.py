@@ -18,7 +18,7 @@ from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner, check_job
 from dsl.agent.session import OneNode, Session
-from dsl.errors import DslError, RendezvousError, UnsupportedError
+from dsl.errors import DslError, HangError, RendezvousError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
     Call,
@@ -41,8 +41,10 @@ from dsl.functions.errors import (
 )
 from dsl.machine.check import NO_PYTHON
 from dsl.model.job import Notice
+from dsl.model.outcome import HANG_CODE
 from dsl.model.request import LEVELS, Program
 from dsl.plan.job import plan_job
+from dsl.report.narrator import judge_attempt
 from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
@@ -120,6 +122,7 @@ def launch_agent(
 
     Raises:
         ChildFailedError: a worker failed, and all restarts are spent.
+        HangError: the job hung, and ``config.hang_action`` is ``stop``.
         ResultError: a worker ended well, but its result is missing or cannot be read.
         EntrypointError: the function or an argument cannot be sent to a worker.
         SignalException: a signal of ``config.signals_to_handle`` arrived.
@@ -248,7 +251,9 @@ def _without_part(notice: Notice | None, code: int) -> dict[int, Any]:
     if notice is not None and not code:
         log(notice.level, notice.text)
     if code:
-        raise RendezvousError("the job is over" if notice is None else notice.text)
+        error = RendezvousError("the job is over" if notice is None else notice.text)
+        error.exit_code = code
+        raise error
     return {}
 
 
@@ -331,11 +336,15 @@ def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any
     if outcome.cause is not None:
         failed = failure_of(plan.job.program.name, outcome.last)
         raise (unguarded(failed) or failed) from outcome.error
-    if outcome.code and not outcome.lost_output and type(side) is not OneNode:
-        judgement = side.judged()
+    is_alone = type(side) is OneNode
+    if outcome.code and not outcome.lost_output and not (is_alone and outcome.last.fatal_hang is None):
+        judgement = judge_attempt(outcome.last) if is_alone else side.judged()
         lines = [] if judgement is None else verdict(judgement)
         text = lines[0] if lines else "the nodes of the job cannot go on without one of them"
-        raise outcome.error or RendezvousError(text)
+        is_hang = outcome.code == HANG_CODE and judgement is not None and judgement.fault
+        error = HangError(text) if is_hang else RendezvousError(text)
+        error.exit_code = outcome.code
+        raise outcome.error or error
     return source.results(plan)
 
 
