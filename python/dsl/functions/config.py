@@ -151,7 +151,6 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
     is_dynamic = most > 1 and config.rdzv_backend != STATIC
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
     grace_s = config.shutdown_timeout if config.grace_s is None else config.grace_s
-    mode = getattr(config.numa_options, "affinity_mode", config.numa_options)
     # An empty template means no prefix, whatever the environment says.
     no_prefix = {TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else {}
     values = {option.dest: getattr(config, name) for name, option in ROWS.items()}
@@ -185,7 +184,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
             "logs_specs": config.logs_specs,
         },
         placement={
-            "numa_binding": None if mode is None else str(getattr(mode, "value", mode)),
+            "numa_binding": _numa_mode(config),
             "virtual_local_rank": config.virtual_local_rank,
         },
         start={"source": source},
@@ -233,6 +232,11 @@ def _check_values(config: LaunchConfig) -> None:
         except OptionError:
             expected = "expected ranks such as '1', '0,2-3' or [0, 2], or 'all'"
             raise OptionError(f"debug {config.debug!r}: {expected}") from None
+    if (mode := _numa_mode(config)) is not None:
+        from dsl.binding.rules import MODES
+
+        if mode not in MODES:
+            raise OptionError(f"numa_options {mode!r}: expected one of {', '.join(MODES)}")
     _signals(config.signals_to_handle)
 
 
@@ -277,6 +281,11 @@ def _default_timeout_s() -> int:
     if value is None or value < 0:
         raise OptionError(f"{TIMEOUT_VARIABLE}={shorten(text or '')}: expected a number of seconds")
     return value
+
+
+def _numa_mode(config: LaunchConfig) -> str | None:
+    mode = getattr(config.numa_options, "affinity_mode", config.numa_options)
+    return None if mode is None else str(getattr(mode, "value", mode))
 
 
 def _default_numa_options(nproc_per_node: int | str) -> Any:

@@ -208,6 +208,7 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         ({"min_nodes": 0}, "min_nodes 0"),
         ({"max_restarts": -1}, "max_restarts -1"),
         ({"start_method": "thread"}, "start_method 'thread'"),
+        ({"numa_options": "nodes"}, "numa_options 'nodes': expected one of node, socket"),
         ({"fork_server_per": "numa"}, "fork_server_per 'numa' is gone"),
         ({"import_throttle": 2}, "import_throttle 2 is gone"),
         ({"prewarm": True}, "prewarm True is gone"),
