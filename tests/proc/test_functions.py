@@ -80,6 +80,15 @@ def test_a_worker_knows_its_place_and_stands_where_its_parent_stands(
         assert place["threads"] is None
 
 
+def test_a_directory_that_was_removed_does_not_keep_a_function_from_being_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert launch(functions.add, 1, 2, nproc_per_node=2) == [3, 4]
+
+
 def test_a_program_has_no_result_but_its_own_arguments(tmp_path: Path) -> None:
     code = "import json, sys; json.dump(sys.argv, open(sys.argv[1], 'w'))"
     words = ["-S", "-c", code, f"{tmp_path}/${{local_rank}}", 7, "a b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -212,8 +213,9 @@ def _preparation() -> tuple[dict[str, Any], bool]:
         "authkey": bytes(process.current_process().authkey),
         "sys_path": [os.fspath(entry) for entry in sys.path],
         "sys_argv": list(sys.argv),
-        "dir": os.getcwd(),
     }
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        data["dir"] = os.getcwd()
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)
     if name is not None:
