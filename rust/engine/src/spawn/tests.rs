@@ -399,7 +399,7 @@ fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
             for _ in 0..500 {
                 let quick = worker(&["true"], [Stdio::Null, Stdio::Null, Stdio::Null]);
                 let started = start_watched(&mut spawner, quick, &table, &poller).unwrap();
-                let heard = poller.wait(Some(Duration::from_secs(5))).unwrap();
+                let heard = poller.wait(Some(Duration::from_secs(20))).unwrap();
                 unheard += usize::from(heard.is_empty());
                 waitpid(Pid::from_raw(started.pid), WaitOptions::empty()).unwrap();
                 poller.forget(started.pidfd.unwrap());

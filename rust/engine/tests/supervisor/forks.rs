@@ -10,7 +10,7 @@ use dsl_engine::{Event, Features};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::WaitIdOptions;
 
-use crate::harness::{QUIET, Scene, Scratch, group, sh, wait_until_child};
+use crate::harness::{LIMIT, QUIET, Scene, Scratch, group, sh, wait_until_child};
 
 /// Nobody waits for ever for a server that does not hear of its own timer.
 #[test]
@@ -30,7 +30,7 @@ fn one_that_is_frozen_while_it_imports_is_done_without_and_killed() {
     let server = group(vec![sh(&frozen, QUIET)]);
     let patience = Patience {
         slow: Duration::from_millis(100),
-        lost: Duration::from_secs(1),
+        lost: LIMIT,
     };
     let number = scene.supervisor.start_fork_server(server, patience).unwrap();
     let pid = std::fs::read_to_string(fifo).unwrap();

@@ -15,6 +15,14 @@ fn writer() -> (Writer, std::fs::File) {
     (Writer::new(write, bell), std::fs::File::from(read))
 }
 
+/// Waits until a console that nobody reads is full, and the writer has noted what it has taken of so many bytes.
+fn fill(writer: &Writer, reader: impl AsFd, bytes: usize) {
+    let taken = || rustix::io::ioctl_fionread(&reader).unwrap() as usize;
+    while writer.outlet.is_ready() || taken() + writer.backlog().0 != bytes {
+        std::thread::yield_now();
+    }
+}
+
 fn wait(writer: &Writer, patience_ms: u64) -> bool {
     let until = Instant::now() + Duration::from_secs(10);
     writer.wait(Duration::from_millis(patience_ms), until, || false)
@@ -44,6 +52,7 @@ fn every_line_is_either_read_or_counted_as_given_up() {
     let lines = 400_000;
     writer.write(b"ten bytes\n".repeat(lines));
     writer.write(b"a\nb\nc\n".to_vec());
+    fill(&writer, &reader, 10 * lines + 6);
     assert!(!wait(&writer, 50));
     let given_up = writer.give_up();
     drop(writer);
@@ -54,23 +63,13 @@ fn every_line_is_either_read_or_counted_as_given_up() {
 }
 
 #[test]
-fn somebody_in_a_hurry_waits_for_a_console_that_is_read() {
-    let (writer, mut reader) = writer();
-    writer.write(b"ten bytes\n".repeat(10_000));
-    let reading = std::thread::spawn(move || reader.read_exact(&mut vec![0; 100_000]));
-    let until = Instant::now() + Duration::from_secs(10);
-    assert!(writer.wait(Duration::from_secs(5), until, || true));
-    reading.join().unwrap().unwrap();
-}
-
-#[test]
-fn somebody_in_a_hurry_does_not_wait_long_for_one_that_is_not() {
+fn somebody_in_a_hurry_waits_a_moment_for_a_console_and_not_long() {
     let (writer, _reader) = writer();
     writer.write(b"ten bytes\n".repeat(10_000));
     let begun = Instant::now();
     let until = begun + Duration::from_secs(60);
     assert!(!writer.wait(Duration::from_secs(60), until, || true));
-    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!((HURRIED..Duration::from_secs(30)).contains(&begun.elapsed()));
 }
 
 #[test]
@@ -79,6 +78,7 @@ fn a_socket_is_counted_in_the_same_way() {
     let writer = Writer::new(ours.into(), Arc::new(Bell::new().unwrap()));
     let lines = 400_000;
     writer.write(b"ten bytes\n".repeat(lines));
+    fill(&writer, &theirs, 10 * lines);
     assert!(!wait(&writer, 50));
     let given_up = writer.give_up();
     theirs.set_nonblocking(true).unwrap();
