@@ -69,13 +69,17 @@ def test_the_agent_has_room_for_all_descriptors_before_its_threads_start(dsl_com
     assert {one.split()[3] for one in told if one.startswith("Max")} == {"150"}
 
 
-def test_log_files_need_their_descriptors(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options, needed", [((), r"1\d\d"), (("--log-max-size=1M",), r"2\d\d")])
+def test_log_files_need_their_descriptors(
+    options: Sequence[str], needed: str, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """A file with a limit is written in parts, which are open at the same time."""
     started = tmp_path / "started"
     line = [str(dsl_command), "--no_python", "--no_local_rank", "--num_gpus=24"]
-    line += ["--log-dir", str(tmp_path / "logs")]
+    line += ["--log-dir", str(tmp_path / "logs"), *options]
     line += [str(testchild), "touch", str(started)]
     said = _refused(["/bin/sh", "-c", 'ulimit -n 64 && exec "$0" "$@"', *line], tmp_path / "job", started)
-    assert re.search(r"24 workers need 1\d\d open files, but the hard limit is 64: ", said)
+    assert re.search(rf"24 workers need {needed} open files, but the hard limit is 64: ", said)
 
 
 def test_a_low_soft_limit_is_raised_by_itself(tmp_path: Path, helpers: Helpers) -> None:

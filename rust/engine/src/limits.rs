@@ -22,7 +22,7 @@ const NO_LIMIT: &str = "unlimited";
 
 /// Descriptors that the engine and its owner need in addition to those of the workers, as a rule of thumb.
 pub(crate) const OWN_FDS: usize = 64;
-/// Descriptors of a worker at most: a pidfd, and two streams with a pipe and a file each.
+/// Descriptors of a worker at most: a pidfd, and two streams with a pipe and a file each. Log files with a limit need more.
 pub(crate) const MOST_WORKER_FDS: usize = 5;
 
 /// What a worker group needs from the machine. Only the workers themselves count, not the processes that they start.

@@ -355,9 +355,11 @@ fn has_room_for_helpers(spec: &LaunchSpec) -> bool {
 
 /// What so many workers of this group need.
 fn need_of(spec: &LaunchSpec, workers: usize) -> Need {
+    // A log file with a limit has its end in two more files.
+    let file = if spec.logs.max_bytes.is_some() { 3 } else { 1 };
     let fds = |stdio: &Stdio| match stdio {
         Stdio::Pipe | Stdio::Log { path: None, .. } => 1,
-        Stdio::Log { path: Some(_), .. } => 2,
+        Stdio::Log { path: Some(_), .. } => 1 + file,
         _ => 0,
     };
     let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
