@@ -170,6 +170,20 @@ def test_others_see_the_workers_command_and_environment(tmp_path: Path) -> None:
     assert {int(shown[name].split()[1], 16) for name in ("handlers", "blocked")} == {0}
 
 
+@needs_forks
+def test_a_worker_with_more_descriptors_than_an_order_takes_is_executed(testchild: Path) -> None:
+    kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(248)]
+    try:
+        with Group([forked(testchild, keep_fds=kept)], servers=[server()]) as group:
+            ended = group.finish()
+    finally:
+        for fd in kept:
+            os.close(fd)
+    assert ended.first_failure is None
+    (lost,) = group.of(ForkServerLost)
+    assert lost.text == "takes no orders: too many descriptors"
+
+
 @pytest.mark.parametrize(
     "options, stage",
     [

@@ -11,7 +11,7 @@ use super::delivery::{Delivered, Delivery, Ordered, has_lost_parent};
 use super::estate::{self, Estate};
 use super::imports::{Imports, Look, OUT_OF_TIME, PREPARED, Patience};
 use super::message::{Command, Entered, Plan, Report, VERSION};
-use super::socket::{self, MOST_DESCRIPTORS};
+use super::socket;
 use super::speaker::{Child, Distrust, Origin, Speaker};
 use super::wire::Wire as _;
 use super::words::{self, Words};
@@ -374,7 +374,7 @@ impl Server {
     /// Orders a worker; `None` if the server takes no orders. `fds` are the worker's descriptors, which follow plan
     /// and gate.
     pub(crate) fn order(&mut self, plan: &Plan, fds: &[OwnedFd], poller: &Poller) -> Option<Ordered> {
-        if self.state != State::Ready || fds.len() + 2 > MOST_DESCRIPTORS {
+        if self.state != State::Ready {
             return None;
         }
         let order = self.orders + 1;

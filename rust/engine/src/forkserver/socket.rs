@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 /// The most descriptors that the kernel takes with one message (`SCM_MAX_FD`).
-pub(super) const MOST_DESCRIPTORS: usize = 253;
+const MOST_DESCRIPTORS: usize = 253;
 /// Maximum length of a message.
 const MOST_BYTES: usize = 4096;
 /// More than words and environment of a process can have.
@@ -39,8 +39,9 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(super) fn send(link: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], wait: bool) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::ErrorKind::InvalidInput.into());
+    let has_room = fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds));
+    if !has_room || fds.len() > MOST_DESCRIPTORS {
+        return Err(io::Error::other("too many descriptors"));
     }
     let mut flags = SendFlags::NOSIGNAL;
     if !wait {
