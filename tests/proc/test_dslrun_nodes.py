@@ -113,6 +113,22 @@ def test_a_node_that_leaves_or_is_lost_ends_the_job_which_names_it(
     until(lambda: not gone.left())
 
 
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_a_signal_to_the_first_node_ends_the_job_in_the_same_way_if_its_workers_have_ended(
+    signum: signal.Signals, code: int, nodes: Nodes
+) -> None:
+    program = ("--no-python", "sh", "-c", f'[ $RANK = 0 ] || exec "{nodes.program}" "{nodes.directory}"')
+    options = "--preempt-signal=SIGUSR1 --preempt-grace=2 --grace=2"
+    jobs = nodes.start(options, options, options, program=program)
+    nodes.seen(2)
+    until(lambda: "waiting for the other nodes" in jobs[0].stderr())
+    os.kill(jobs[0].guard, signum)
+    for job in jobs:
+        assert job.wait() == code, job.stderr()
+        assert job.stderr().splitlines()[-1].endswith(f" ({signum.name}): ranks 1-2 ended")
+
+
 def failures(jobs: list[Job]) -> list[str]:
     """What each node says first about the end of the job."""
     return [

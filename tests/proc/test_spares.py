@@ -143,6 +143,19 @@ def test_without_the_node_that_conducts_the_job_ends(nodes: Nodes, tmp_path: Pat
     assert f"dslrun: node 0 ({HOST}): it has closed the connection" in table.jobs[1].stderr()
 
 
+@pytest.mark.guarantee("G3")
+def test_nodes_that_wait_in_vain_for_a_lost_one_all_say_so(nodes: Nodes, tmp_path: Path) -> None:
+    table = Table(nodes, tmp_path, 3)
+    table.start(0, 1, 2, options="--rdzv-conf=timeout=2")
+    table.places(0)
+    os.kill(table.jobs[1].agent(), signal.SIGKILL)
+    assert [table.jobs[place].wait(30) for place in range(3)] == [1, 137, 1]
+    for place in (0, 2):
+        said = table.jobs[place].stderr()
+        assert "dslrun: error: after 2 s the job is still waiting for nodes 1,3\n" in said
+        assert f"dslrun: node 1 ({HOST}) (rank 1) was lost: it has closed the connection\n" in said
+
+
 def test_nodes_that_differ_about_spares_are_refused(nodes: Nodes, tmp_path: Path) -> None:
     table = Table(nodes, tmp_path, 2)
     table.start(0)

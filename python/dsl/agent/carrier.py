@@ -178,12 +178,14 @@ class Near(Carrier):
             for line in hang_lines(event):
                 self._speak_elsewhere(Notice("error", line))
             self._obey(self.conductor.hang(event, time.monotonic()))
-        elif isinstance(event, SignalReceived) and event.action == "stop":
+        elif isinstance(event, SignalReceived) and event.action in ("stop", "preempt"):
             now_s, is_key = time.monotonic(), event.from_terminal
-            for order in self.conductor.signal(event.signum, event.action, now_s, is_key=is_key):
+            orders = self.conductor.signal(event.signum, event.action, now_s, is_key=is_key)
+            if orders:
+                self._speak_elsewhere(self._left(0, event.signum))
+            for order in orders:
                 if isinstance(order, Send) and (order.place or not isinstance(order.message, Stop)):
                     self._send(order.place, order.message)
-            self._speak_elsewhere(self._left(0, event.signum))
 
     def _send(self, place: int, message: object) -> None:
         if place:

@@ -170,7 +170,7 @@ class FixedNodes(SeveralNodes):
 
     def new_member(self, met: Meeting) -> Member:
         """What decides from the first meeting on."""
-        return Member(self.node, met, self._offer)
+        return Member(self.node, met, self._offer, stays=isinstance(self.node, FirstNode))
 
     def find(self) -> Ending | None:
         """Call node 0, unless this node is node 0."""

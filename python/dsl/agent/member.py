@@ -83,10 +83,19 @@ class Member:
     """
 
     def __init__(
-        self, conversation: Conversation, first: Meeting, offer: Callable[[], Checked] | None = None
+        self,
+        conversation: Conversation,
+        first: Meeting,
+        offer: Callable[[], Checked] | None = None,
+        *,
+        stays: bool = False,
     ) -> None:
-        """``offer`` makes what this node says about itself before each further attempt; None: nothing."""
+        """``offer`` makes what this node says about itself before each further attempt; None: nothing.
+
+        ``stays``: a signal here ends the whole job, and the conductor says when this node may end.
+        """
         self.conversation = conversation
+        self._stays = stays
         self._offer = offer
         self._plan: NodePlan | None = None
         self.meeting = first
@@ -137,7 +146,7 @@ class Member:
 
     def _between(self, event: object, last: AttemptOutcome) -> Decision:
         """The conductor says what follows an attempt, unless it has said so already."""
-        if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
+        if isinstance(event, SignalReceived) and event.action in END_ACTIONS and not self._stays:
             return Decision("end", code=signal_code(event.signum, last.plan.job.signals.preempt))
         if isinstance(event, Meeting):
             told = Restarting(last, event.restarts, event.reason != "membership")

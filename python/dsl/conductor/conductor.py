@@ -43,7 +43,7 @@ from dsl.control.messages import (
 )
 from dsl.errors import DslError
 from dsl.model.job import Notice
-from dsl.model.judgement import Report
+from dsl.model.judgement import Judgement, Report
 from dsl.model.outcome import REQUEUE_CODE, EndHung
 from dsl.words import end_on_request, signal_name
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from dsl.conductor.members import Known
     from dsl.conductor.terms import Terms
-    from dsl.model.judgement import Judgement
     from dsl.model.outcome import Hang
 
 COMPANY_S = 5.0
@@ -185,11 +184,7 @@ class Conductor(BaseConductor):
         if not insists:
             self._context = replace(self._context, signum=signum, is_key=is_key)
         if self._attempt is None:
-            missing = self.roster.missing()
-            what = f"for {self.roster.names(missing)}" if missing else "to start again"
-            how = end_on_request(signum, is_key=is_key)
-            self.notices.append(Notice("critical", f"{how} while waiting {what}"))
-            return self._give_up(128 + signum)
+            return self._end_waiting(128 + signum, end_on_request(signum, is_key=is_key))
         self._attempt.is_stopping = True
         grace_s = 0.0 if insists else self._terms.job.signals.grace_s
         text = f": stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
@@ -321,7 +316,7 @@ class Conductor(BaseConductor):
             address, port = place_of_rank_0(terms, roster, chosen[0])
             port = port if self._port_of is None else self._port_of(number)
         except DslError as error:
-            return self._give_up(error.exit_code, str(error))
+            return self._give_up(error.exit_code, str(error), after=self.judgement)
         orders, errors = ([], []) if number else opening(terms, roster, chosen, port, self.clocks)
         if errors:
             return [*orders, *self._give_up(USAGE, *errors)]
@@ -341,7 +336,7 @@ class Conductor(BaseConductor):
             return []
         self._context = replace(self._context, is_preempted=True)
         if attempt is None:
-            return self._give_up(REQUEUE_CODE)
+            return self._end_waiting(REQUEUE_CODE, end_on_request(signum, is_key=False, is_preemption=True))
         if attempt.is_stopping:
             return []
         attempt.is_stopping = True
@@ -416,8 +411,9 @@ class Conductor(BaseConductor):
             one.retry_s = max(one.retry_s, terms.heartbeat_s)
         is_running = attempt is not None and place in attempt.running
         orders = self.roster.miss(place, f"was lost: it {reason}", self._now_s, is_known=is_running)
-        if attempt is None and self._count and not terms.is_elastic:
-            return self._end()  # it waited to start again
+        if attempt is None and self._count and not terms.is_elastic:  # it waited to start again
+            text = f"{self.roster.name(place)} was lost: it {reason}"
+            return [Speak(Notice("warning", text)), *self._end()]
         return [*orders, *self._lose(place, f"it {reason}", FAILURE)]
 
     def _lose(self, place: int, how: str, code: int, *, is_lost: bool = True) -> list[object]:
@@ -484,12 +480,22 @@ class Conductor(BaseConductor):
         sees, too.
         """
         self.code, self.judgement = code, after
-        self.notices += [Notice("critical", f"error: {line}") for line in lines]
+        said = [Notice("critical", f"error: {line}") for line in lines]
+        if self._count and self._terms.members_come:  # they tell their users what follows, too
+            return [*[Speak(one) for one in said], *self._end()]
+        self.notices += said
         tells = bool(lines) and self._terms.members_come
         if tells and after is not None:  # what their users see
             self.judgement = replace(after, code=code, signum=None, not_tried=lines[0])
         here = [place for place, one in enumerate(self.roster) if one.is_there and tells]
         return [*[Send(place, Refused(lines[0], code)) for place in here], *self._end()]
+
+    def _end_waiting(self, code: int, how: str) -> list[object]:
+        """End the job while no worker runs, because somebody has asked for that."""
+        missing = self.roster.missing()
+        what = f"for {self.roster.names(missing)}" if missing else "to start again"
+        fault = f"{how} while waiting {what}"
+        return self._give_up(code, after=Judgement(code, self._terms.job.flavour.command, fault=fault))
 
     def _end(self) -> list[object]:
         judgement, orders = self.judgement, list[object]()

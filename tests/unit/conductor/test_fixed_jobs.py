@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.conducting import CLOSED, MS, Stage, begun, fixed, messages
+from tests.support.conducting import CLOSED, MS, Stage, begun, fixed, messages, spoken
 from tests.support.events import a_report
 
 from dsl.conductor.attempts import TOGETHER_S
@@ -245,7 +245,9 @@ def test_a_signal_or_a_lost_host_ends_a_job_that_waits_to_be_started_again() -> 
     assert stage.conductor.code == 130
     assert stage.said[-1] == "interrupted (SIGINT) while waiting to start again"
     stage = a_crash_loop()
-    assert messages(stage.hear(1, CLOSED), Over)
+    orders = stage.hear(1, CLOSED)
+    assert messages(orders, Over)
+    assert spoken(orders) == ["warning: host n1 was lost: it has closed the connection"]
     assert stage.conductor.code == 7
     stage = a_crash_loop()
     assert messages(stage.conductor.starters_lost("pdsh has ended", stage.now_s), Over)
@@ -334,7 +336,8 @@ def test_a_preemption_while_no_worker_runs_ends_the_job_and_one_during_a_stop_le
     for stage in (a_crash_loop(), fixed(1, 1)):
         stage.signal(10, "preempt")
         assert stage.conductor.code == 75
-        assert stage.said[-1] == "the job was preempted, exit code 75: it can be queued again"
+        assert stage.said[-2] == "the job was preempted, exit code 75: it can be queued again"
+        assert stage.said[-1].startswith("preempted (SIGUSR1) while waiting ")
     stage = begun(1, 1, restarts=1)
     stage.fail(0, 0)
     assert stage.signal(10, "preempt") == []

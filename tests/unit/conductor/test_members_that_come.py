@@ -11,6 +11,7 @@ from dsl.conductor.orders import Dismiss
 from dsl.control.messages import Bye, Failing, Hello, Lost, Over, Refused, Stop
 from dsl.errors import PortError
 from dsl.model.job import Meeting
+from dsl.report.verdict import verdict
 
 
 def hello(place: int, workers: int = 1, role: str = "trainer", **fields: str) -> Hello:
@@ -121,7 +122,23 @@ def test_a_failed_attempt_is_started_again_at_the_port_that_is_chosen_then() -> 
     }
 
 
-def test_without_a_port_for_the_next_attempt_the_job_ends_and_all_hear_why() -> None:
+@pytest.mark.guarantee("G2", "G3")
+@pytest.mark.parametrize(
+    "action, code, how", [("stop", 138, "terminated (SIGUSR1)"), ("preempt", 75, "preempted (SIGUSR1)")]
+)
+def test_a_signal_between_two_attempts_ends_the_job_and_all_hear_of_it(
+    action: str, code: int, how: str
+) -> None:
+    stage = stage_of(1, 1, restarts=9)
+    while stage.conductor.deadline_s is None:
+        stage.fail(1, 1)
+        stage.report_stopped(0)
+    judgements = [one.judgement for _, one in messages(stage.signal(10, action), Over)]
+    assert [one.code for one in judgements] == [code] * 2 == [stage.conductor.code] * 2
+    assert verdict(judgements[0]) == [f"{how} while waiting to start again"]
+
+
+def test_without_a_port_for_the_first_attempt_the_job_ends_and_all_hear_why() -> None:
     def port_of(attempt: int) -> int:
         raise PortError("no port is free")
 
@@ -129,3 +146,18 @@ def test_without_a_port_for_the_next_attempt_the_job_ends_and_all_hear_why() -> 
     orders = stage.hear(0, hello(0))
     assert messages(orders, Refused)[0][1].text == "no port is free"
     assert stage.said == ["error: no port is free"]
+
+
+def test_without_a_port_for_the_next_attempt_all_hear_why_and_how_the_last_one_has_failed() -> None:
+    def port_of(attempt: int) -> int:
+        if attempt:
+            raise PortError("no port is free")
+        return 29500
+
+    stage = Stage(coming(1, restarts=1), port_of)
+    stage.hear(0, hello(0))
+    orders = stage.fail(0, 0)
+    assert messages(orders, Over) == [(0, Over(stage.conductor.judgement))]
+    assert stage.conductor.judgement is not None
+    assert stage.conductor.judgement.causes
+    assert spoken(orders)[-1] == "error: no port is free"

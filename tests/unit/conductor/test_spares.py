@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.support.conducting import CLOSED, Stage, coming, coming_and_going, elastic, messages
+from tests.support.conducting import CLOSED, Stage, coming, coming_and_going, elastic, messages, spoken
 from tests.support.events import a_report
 
 from dsl.control.messages import Bye, Checked, Hello, Over, Stop
@@ -159,6 +159,19 @@ def test_a_node_that_leaves_is_replaced_without_a_restart_and_comes_back_as_a_sp
     assert (stage.meeting.address, stage.meeting.port) == ("10.0.0.0", 30000)
     come(stage, 1)
     assert stage.said[-1] == "node 1 (h1) is a spare, in case that another is lost"
+
+
+@pytest.mark.guarantee("G3")
+def test_when_too_few_are_left_for_too_long_all_hear_it_and_what_was_lost() -> None:
+    stage = Stage(coming(2, spares=1))
+    come(stage, 0, 1)
+    stage.hear(1, CLOSED)
+    stage.report_stopped(0)
+    orders = stage.later(600)
+    assert spoken(orders) == ["error: after 600 s the job is still waiting for nodes 1-2"]
+    assert [one.judgement for _, one in messages(orders, Over)] == [stage.conductor.judgement]
+    assert "node 1 (h1) (rank 1) was lost: it has closed the connection" in stage.said
+    assert stage.conductor.code == 1
 
 
 def test_members_that_have_failed_before_a_spare_took_over_hear_that_the_job_has_succeeded() -> None:
