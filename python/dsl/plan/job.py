@@ -133,7 +133,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     if is_elastic:
         from dsl.plan.remote import elastic_job, node_bounds
 
-        nodes = node_bounds(request, len(active.hosts) if active.is_remote else None)
+        nodes = node_bounds(request, len(active.hosts), is_remote=active.is_remote)
         job = elastic_job(job, request, nodes, facts, is_remote=active.is_remote)
     if job.start.wraps:
         from dsl.plan.wraps import check_wrapped

@@ -291,10 +291,10 @@ def _export_prefixes(facts: Facts) -> tuple[str, ...]:
     return tuple([prefix for prefix in dict.fromkeys(found) if prefix not in GENERAL])
 
 
-def node_bounds(request: Request, host_count: int | None) -> NodeRange:
+def node_bounds(request: Request, host_count: int, *, is_remote: bool) -> NodeRange:
     """The least and the most hosts that the user's options allow.
 
-    ``host_count``: number of hosts that the head can reach; None: there is no head, and any number may come.
+    ``host_count``: number of hosts to choose from. ``is_remote``: a head reaches them; else more may come.
 
     Raises:
         OptionError: the options contradict each other, or allow no number of hosts.
@@ -312,18 +312,17 @@ def node_bounds(request: Request, host_count: int | None) -> NodeRange:
                     "other, leave one of them out"
                 )
         least, most = asked.min_nodes, asked.max_nodes
-    there = host_count if host_count is not None else (asked.min_nodes or 1)
     least = 1 if least is None else least
     if elastic.discover:  # more hosts may come
         host_count = MOST_NODES
         most = host_count if most is None else most
-    most = max(there, least if host_count is None else 1) if most is None else most
+    most = max(host_count, 1 if is_remote else least) if most is None else most
     if not 1 <= least <= most:
         raise OptionError(
             f"elastic training on {least} to {most} nodes: the least must be at least 1, and the most at "
             "least that"
         )
-    if host_count is None:
+    if not is_remote:
         return least, most
     if least > host_count:
         are = f"there {'is' if host_count == 1 else 'are'} {counted(host_count, 'host')} to run on"

@@ -175,3 +175,21 @@ def test_without_a_head_a_node_starts_the_slots_of_its_own_host_whatever_its_ran
     node = Planner(alone, facts).sketch(second)
     assert (node.host, [one.rank for one in node.workers]) == (facts.names.host, [1])
     assert store_joining(alone, claimed, 1, facts, None).hello.place == 7
+
+
+@pytest.mark.parametrize(
+    "words, bounds",
+    [
+        (["-H", "/hosts"], (1, 4)),
+        (["-H", "/hosts", "--min_elastic_nodes", "2"], (2, 4)),
+        (["-H", "/hosts", "--min_elastic_nodes", "5"], (5, 5)),
+        (["--min_elastic_nodes", "2"], (2, 2)),
+        (["--num_nodes", "1:3"], (1, 3)),
+        ([], (1, 1)),
+    ],
+)
+def test_without_a_head_all_hosts_of_the_file_may_take_part_and_others_too(
+    words: list[str], bounds: tuple[int, int]
+) -> None:
+    job = planned(*words, "--no_ssh", "--node_rank", "0").job
+    assert (job.meeting.least_nodes, job.node_count) == bounds
