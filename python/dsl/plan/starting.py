@@ -95,8 +95,8 @@ def with_fork_servers(plan: NodePlan, facts: Facts) -> NodePlan:
     if job.start.method == "auto":
         if why_not := _why_executed(plan, facts):
             return with_notice(plan, "detail", f"start method auto: spawn, {why_not}")
-        text = f"start method auto: forkserver, {len(plan.workers)} workers that import torch"
-        plan = with_notice(plan, "detail", text)
+        who = counted(len(plan.workers), "worker", "that imports", "that import")
+        plan = with_notice(plan, "detail", f"start method auto: forkserver, {who} torch")
     elif job.program.kind == "program":
         text = (
             f"start method {job.start.method} has no effect on {job.program.name}, which is not run by Python"

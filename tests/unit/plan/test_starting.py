@@ -175,6 +175,12 @@ def test_auto_chooses_by_what_it_knows_and_says_so(wishes: dict[str, Any], said:
     assert lines(plan) == [f"start method auto: {said}"]
 
 
+def test_auto_takes_a_warm_server_that_is_there_for_one_worker() -> None:
+    facts = make_facts(files={"t.py": TORCH_SCRIPT}, has_warm_server=lambda: True)
+    plan = planned(start_method="auto", count=1, facts=facts)
+    assert lines(plan) == ["start method auto: forkserver, 1 worker that imports torch"]
+
+
 @pytest.mark.parametrize("method", ["auto", "warm"])
 def test_only_a_warm_server_does_without_secrets(method: str) -> None:
     """Where no warm server can be had, a fork server of the job imports with the environment of the workers."""
