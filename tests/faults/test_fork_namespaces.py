@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,14 @@ WRAPPERS = {
         "another pid namespace",
     ),
 }
+# The interpreters of fork servers and workers enter it, as a program that leads to Python may do. Scripts of a shell
+# that do are no fork servers in any case.
+ENTER = """
+import os, sys
+if "-u" in sys.orig_argv and (wrapper := os.environ.pop("WRAPPER", None)):
+    words = [*wrapper.split(), sys.executable, *sys.orig_argv[1:]]
+    os.execvp(words[0], words)
+"""
 TRAIN = (
     """
 import os, pathlib, signal, sys, time
@@ -61,13 +70,13 @@ signal.pause()
 def among_strangers(wrapper: str, testchild: Path, folder: Path) -> dict[str, Any]:
     """Have rank 1 of 4 fail, and the others be stopped, where 40 strangers have the lowest pids of all."""
     unshared(*wrapper.split()[1:])
-    python, script = folder / "python", folder / "train.py"
-    python.write_text(f'#!/bin/sh\nexec {wrapper} {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    script = folder / "train.py"
+    (folder / "sitecustomize.py").write_text(ENTER)
     script.write_text(TRAIN)
     command = [sys.executable, "-m", "dsl.run", "--nproc-per-node=4", "--start-method=forkserver"]
     command += ["--preload=decimal", "--grace=2", str(script), str(folder)]
-    line = [*unshared("--pid", "--fork", "--kill-child", "--mount-proc"), "env", f"PYTHON_EXEC={python}"]
+    line = [*unshared("--pid", "--fork", "--kill-child", "--mount-proc"), "env", f"WRAPPER={wrapper}"]
+    line += [f"PYTHONPATH={os.pathsep.join([str(folder), *sys.path])}"]
     line += [sys.executable, str(SCENARIO), str(testchild), str(folder), str(STRANGERS), *command]
     result = ran(line, stdin=subprocess.DEVNULL, timeout_s=90)
     assert result.returncode == 0, result.stderr

@@ -173,10 +173,9 @@ def test_where_there_can_be_no_fork_server_workers_are_executed_and_one_line_say
 def test_an_interpreter_that_cannot_be_a_fork_server_executes_its_workers(
     dsl_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrapper = tmp_path / "python"
-    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *forkserver*) exit 9;; esac\nexec {sys.executable} "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("PYTHON_EXEC", str(wrapper))
+    text = "import os, sys\nif 'forkserver' in str(sys.orig_argv[:3]):\n    os._exit(9)\n"
+    (tmp_path / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     words = ["--nproc-per-node", "2", "--start-method", "forkserver", "--preload", "decimal"]
     result = run(str(dsl_command.with_name("dslrun")), *words, script_in(tmp_path, TELL), str(tmp_path))
     assert result.returncode == 0, result.stderr

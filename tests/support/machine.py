@@ -19,7 +19,7 @@ ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "count_run", "random", "is_this_machine"),
     "files": (
         *("read_text", "read_input", "why_not_written", "cwd", "home", "has_program", "has_warm_server"),
-        "ask_for_hosts",
+        *("ask_for_hosts", "is_script"),
     ),
     "cpus": ("allowed", "room", "numa_nodes", "topology", "packages", "caches"),
     "devices": (
@@ -95,6 +95,7 @@ def make_facts(
         "home": "/home/me",
         "has_program": lambda name: name in programs,
         "has_warm_server": bool,
+        "is_script": lambda name, _environ: name.endswith(".sh"),
         "ask_for_hosts": lambda words: (files or {})[words[-1]],
         "room": len(allowed),
         "numa_nodes": numa_table(range(8)),

@@ -18,7 +18,7 @@ from dsl.errors import OutOfReachError, PortError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Literal, TypeVar
 
     Kind = Literal["terminal", "null", "other"]
@@ -235,6 +235,16 @@ class Files:
         from shutil import which
 
         return which(name) is not None
+
+    def is_script(self, program: str, environ: Mapping[str, str]) -> bool:
+        """Whether another program, such as a shell, runs this one."""
+        from dsl.machine.check import find_executable
+
+        try:
+            with open(find_executable(program, environ), "rb") as file:
+                return file.read(2) == b"#!"
+        except OSError:
+            return False
 
 
 OWN_PORTS = range(20000, 29000)

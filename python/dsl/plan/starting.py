@@ -97,12 +97,18 @@ def with_fork_servers(plan: NodePlan, facts: Facts) -> NodePlan:
             return with_notice(plan, "detail", f"start method auto: spawn, {why_not}")
         who = counted(len(plan.workers), "worker", "that imports", "that import")
         plan = with_notice(plan, "detail", f"start method auto: forkserver, {who} torch")
-    elif job.program.kind == "program":
-        text = (
-            f"start method {job.start.method} has no effect on {job.program.name}, which is not run by Python"
-        )
-        return with_notice(plan, "warning", text)
+    elif why_not := _why_not_forked(plan, facts):
+        return with_notice(plan, "warning", f"start method {job.start.method} has no effect on {why_not}")
     return _divided(plan)
+
+
+def _why_not_forked(plan: NodePlan, facts: Facts) -> str:
+    """What keeps all workers from being forked; empty: nothing that is known before."""
+    program, interpreter = plan.job.program, plan.workers[0].argv[0]
+    if program.kind == "program":
+        return f"{program.name}, which is not run by Python"
+    is_script = interpreter != facts.names.executable and facts.files.is_script(interpreter, plan.env)
+    return f"{interpreter}, a script that may start each worker in another way" if is_script else ""
 
 
 def without_fork_servers(plan: NodePlan) -> NodePlan:
@@ -134,8 +140,8 @@ def why_no_torch(source: str) -> str:
 def _why_executed(plan: NodePlan, facts: Facts) -> str:
     """Why a fork server would not pay off; empty if it would."""
     job, name = plan.job, plan.job.program.name
-    if job.program.kind == "program":
-        return f"{name} is not run by Python"
+    if why := _why_not_forked(plan, facts):
+        return f"for {why}"
     if len(plan.workers) < 2 and not facts.files.has_warm_server():
         return "there is one worker"
     source = _source(job, facts)

@@ -154,6 +154,17 @@ def test_what_is_not_python_is_executed_and_that_is_said_once() -> None:
     assert [lines(plan) for plan in plans] == [[said], []]
 
 
+@pytest.mark.parametrize("method", ["forkserver", "warm"])
+def test_an_interpreter_that_a_shell_runs_is_executed(method: str) -> None:
+    """It may read the rank of its worker, or set variables."""
+    facts = make_facts(environ={"PYTHON_EXEC": "python.sh"})
+    plan = planned(start_method=method, facts=facts)
+    assert plan.fork_servers == ()
+    why = "python.sh, a script that may start each worker in another way"
+    assert lines(plan) == [f"warning: start method {method} has no effect on {why}"]
+    assert planned(facts=make_facts(environ={"PYTHON_EXEC": "python3"})).fork_servers
+
+
 IMPORTS_TORCH = "forkserver, 2 workers that import torch"
 
 
@@ -165,7 +176,7 @@ IMPORTS_TORCH = "forkserver, 2 workers that import torch"
         ({"script": "folder", "files": {"folder/__main__.py": TORCH_SCRIPT}}, IMPORTS_TORCH),
         ({"files": {"t.py": OTHER_SCRIPT}}, "spawn, t.py does not import torch"),
         ({"files": {"t.py": TORCH_SCRIPT}, "count": 1}, "spawn, there is one worker"),
-        ({"kind": "program"}, "spawn, t.py is not run by Python"),
+        ({"kind": "program"}, "spawn, for t.py, which is not run by Python"),
         ({}, "spawn, the text of t.py was not found"),
     ],
 )
