@@ -152,7 +152,7 @@ def test_nodes_that_wait_in_vain_for_a_lost_one_all_say_so(nodes: Nodes, tmp_pat
     assert [table.jobs[place].wait(30) for place in range(3)] == [1, 137, 1]
     for place in (0, 2):
         said = table.jobs[place].stderr()
-        assert "dslrun: error: after 2 s the job is still waiting for nodes 1,3\n" in said
+        assert "dslrun: not tried again: after 2 s the job is still waiting for nodes 1,3\n" in said
         assert f"dslrun: node 1 ({HOST}) (rank 1) was lost: it has closed the connection\n" in said
 
 

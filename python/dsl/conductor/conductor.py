@@ -480,13 +480,12 @@ class Conductor(BaseConductor):
         sees, too.
         """
         self.code, self.judgement = code, after
-        said = [Notice("critical", f"error: {line}") for line in lines]
-        if self._count and self._terms.members_come:  # they tell their users what follows, too
-            return [*[Speak(one) for one in said], *self._end()]
-        self.notices += said
         tells = bool(lines) and self._terms.members_come
-        if tells and after is not None:  # what their users see
+        if tells and after is not None:  # their users see it with how the last attempt has ended
             self.judgement = replace(after, code=code, signum=None, not_tried=lines[0])
+        if self._count and self._terms.members_come:
+            return self._end()
+        self.notices += [Notice("critical", f"error: {line}") for line in lines]
         here = [place for place, one in enumerate(self.roster) if one.is_there and tells]
         return [*[Send(place, Refused(lines[0], code)) for place in here], *self._end()]
 

@@ -160,4 +160,4 @@ def test_without_a_port_for_the_next_attempt_all_hear_why_and_how_the_last_one_h
     assert messages(orders, Over) == [(0, Over(stage.conductor.judgement))]
     assert stage.conductor.judgement is not None
     assert stage.conductor.judgement.causes
-    assert spoken(orders)[-1] == "error: no port is free"
+    assert stage.conductor.judgement.not_tried == "no port is free"
