@@ -15,6 +15,7 @@ import pytest
 from tests.kit.waiting import until
 from tests.support.command import ran
 from tests.support.jobs import is_still, running
+from tests.support.warm import Place
 
 from dsl.agent import timers
 
@@ -83,6 +84,17 @@ signal.pause()
     assert cause.startswith("dslrun: rank 1 ")
     assert cause.endswith("killed by SIGKILL (signal 9): its timer 'train step' had expired")
     assert list(temporary.rglob("watchdog*")) == []
+
+
+@pytest.mark.guarantee("G3")
+def test_a_worker_of_a_warm_server_that_overstays_is_ended(tmp_path: Path) -> None:
+    """It is no child of the command."""
+    client = a_client(tmp_path, 'acquire("kept", 0.3)\nsignal.pause()\n')
+    with Place() as place:
+        asked = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+        result = place.run(str(client), cwd=tmp_path, more=asked, timeout_s=20)
+    assert result.returncode == 137, result.stderr
+    assert "its timer 'kept' had expired" in result.stderr
 
 
 def test_a_timer_that_is_released_or_replaced_or_not_over_ends_nobody(
@@ -162,9 +174,9 @@ def test_in_a_proc_of_another_pid_namespace_nobody_is_found(monkeypatch: pytest.
     is_descendant = vars(timers)["_is_descendant"]
     with subprocess.Popen(["/bin/sleep", "600"]) as child:
         try:
-            assert is_descendant(child.pid)
+            assert is_descendant(child.pid, set())
             monkeypatch.setattr(os, "readlink", lambda _: "1")
-            assert not is_descendant(child.pid)
+            assert not is_descendant(child.pid, set())
         finally:
             child.kill()
 

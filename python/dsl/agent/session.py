@@ -266,7 +266,7 @@ class Session:
             side.channels(),
             decider=side.decider,
             stdin_is_terminal=self._stdin_is_terminal,
-            routine=side.routine,
+            routine=side.routine or plan.timer_file is not None,
             records=recorder is not None,
             command_pid=pid or os.getpid() if side.is_visible else 0,
             elsewhere=side.elsewhere,

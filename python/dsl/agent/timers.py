@@ -15,7 +15,7 @@ import time
 from json import loads
 from math import isfinite
 
-from dsl import Stopping
+from dsl import Started, Stopping
 from dsl._record import Record
 from dsl.errors import DslError
 from dsl.machine.kernel import read_fact
@@ -51,6 +51,7 @@ class FileTimers:
         self._rest = b""
         self._timers: dict[tuple[int, str], _Timer] = {}
         self._is_stopping = False
+        self._workers: set[int] = set()
 
     def open(self) -> bool:
         """Make a new FIFO for an attempt, without timers.
@@ -78,6 +79,7 @@ class FileTimers:
     def close(self) -> None:
         """Forget all timers and remove the FIFO."""
         self._timers.clear()
+        self._workers.clear()
         self._rest, self._is_stopping = b"", False
         if self._fd < 0:
             return
@@ -91,9 +93,11 @@ class FileTimers:
             return  # already removed
 
     def hear(self, event: object) -> None:
-        """Ignore timers while the workers are being stopped: the stop sets their time."""
+        """Ignore timers while the workers are being stopped: the stop sets their time. Note the workers."""
         if isinstance(event, Stopping):
             self._is_stopping = True
+        elif isinstance(event, Started):
+            self._workers.add(event.pid)
 
     def fileno(self) -> int:
         """The FIFO's descriptor."""
@@ -140,7 +144,7 @@ class FileTimers:
         for pid, timers in over.items():
             timers.sort(key=lambda entry: entry[0].deadline_s)
             timer, scope = next((entry for entry in timers if entry[0].signum > 0), timers[0])
-            if timer.signum == 0 or _signal(pid, timer):
+            if timer.signum == 0 or _signal(pid, timer, self._workers):
                 found.append(TimerExpired(pid, scope, timer.signum))
             for key in [key for key in self._timers if key[0] == pid]:
                 del self._timers[key]
@@ -171,8 +175,8 @@ def _parse(line: bytes) -> tuple[int, str, float, int] | None:
     return pid, scope, float(expiration_s), max(signum, 0)
 
 
-def _signal(pid: int, timer: _Timer) -> bool:
-    """Send the signal if the process is still the one that took the timer, and a descendant of ours (G1)."""
+def _signal(pid: int, timer: _Timer, workers: set[int]) -> bool:
+    """Send the signal if the process is still the one that took the timer, and one of the job's (G1)."""
     # A part of the interpreter, so importing it needs no file. It has no stub.
     import _signal as signal  # type: ignore[import-not-found]
 
@@ -181,7 +185,7 @@ def _signal(pid: int, timer: _Timer) -> bool:
     except (AttributeError, OSError):  # an old kernel or interpreter, or the process is gone
         pidfd = -1
     try:
-        if _birth(pid) != timer.birth or not _is_descendant(pid):
+        if _birth(pid) != timer.birth or not _is_descendant(pid, workers):
             return False
         if pidfd >= 0:
             signal.pidfd_send_signal(pidfd, timer.signum)
@@ -195,19 +199,20 @@ def _signal(pid: int, timer: _Timer) -> bool:
     return True
 
 
-def _is_descendant(pid: int) -> bool:
+def _is_descendant(pid: int, workers: set[int]) -> bool:
+    """Whether a process is a descendant of ours, or of a worker, whose parent may be a warm server."""
     own = os.getpid()
     # The /proc of another pid namespace shows other numbers.
     if os.readlink("/proc/self") != str(own):
         return False
+    is_found = pid in workers
     for _ in range(MAX_GENERATIONS):
-        fields = _stat(pid)
-        if fields is None:
-            return False
-        pid = int(fields[1])
-        if pid <= 1 or pid == own:
+        if is_found or pid <= 1:
             break
-    return pid == own
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields is not None else 0
+        is_found = pid == own or pid in workers
+    return is_found
 
 
 def _birth(pid: int) -> str | None:
