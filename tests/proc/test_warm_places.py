@@ -152,7 +152,7 @@ def test_below_a_job_that_its_variables_do_not_show_no_server_is_started_that_st
     ):
         try:
             until(lambda: "makes links" in log.read_text() or job.poll() is not None)
-            assert "no server can be kept from here, so the server ends with the job" in log.read_text()
+            assert "this is part of a job, so the server ends with the job" in log.read_text()
             assert place.sockets() == []
         finally:
             (tmp_path / "seen").touch()

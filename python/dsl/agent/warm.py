@@ -141,7 +141,7 @@ class HeldServers:
 
 def why_none() -> str:
     """Why there is no warm server for this command, and none can be started."""
-    return warm_obstacle() or "no server can be kept from here"
+    return warm_obstacle() or ("this is part of a job" if is_in_job() else "no server can be kept from here")
 
 
 def call(
