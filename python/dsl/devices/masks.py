@@ -265,7 +265,7 @@ def count_named(variable: str, shown: Sequence[str], count: int, names: Sequence
         FilterError: an entry is no name, or hides devices; the text says what to write instead.
     """
     grammar = GRAMMARS.get(variable, NUMBERS)
-    for entry in shown:
+    for entry in sorted(shown, key=str.isdigit):  # a number is wrong only beside names
         if not (read_entries(entry, grammar) if grammar.parts else entry.startswith(grammar.prefixes)):
             raise FilterError(explain_entry(variable, entry))
     if grammar.parts:

@@ -177,6 +177,7 @@ def test_shown_devices_are_slots_in_the_users_order(
         ("cuda", "GPU-1,2", "'2' is no device"),
         ("cuda", "0-2", "CUDA_VISIBLE_DEVICES=0-2: '0-2' is a range, which"),
         ("cuda", "0.1", "'0.1' is no device, give numbers alone, or GPU-... and MIG-... names"),
+        ("cuda", "0,x", "'x' is no device, give numbers alone, or GPU-... and MIG-... names"),
         ("cpu", "GPU-1", "CUDA_VISIBLE_DEVICES=GPU-1 names devices, but none was found on this machine"),
     ],
 )
