@@ -19,7 +19,7 @@ from dsl.plan.worker import DEEPSPEED, ELASTIC, group_environment, worker_enviro
 from dsl.rendezvous.delegate_messages import Claimed
 
 HOSTS = "n0 slots=2\nn1 slots=2\nn2 slots=2\nn3 slots=2\n"
-UNEVEN = "n0 slots=2\nn1 slots=1\n"
+UNEVEN = "n0 slots=2\nidle slots=0\nn1 slots=1\n"
 CONFIG = """{"elasticity": {"enabled": true, "max_train_batch_size": 16, "micro_batch_sizes": [4], "version": 0.1}}"""
 ODD = """{"elasticity": {"enabled": true, "max_train_batch_size": 3, "micro_batch_sizes": [3], "version": 0.1}}"""
 
@@ -161,7 +161,7 @@ CHANGED = ("group_variables", "worker_variables", "constants", "defaults")
 
 def test_without_a_head_a_node_starts_the_slots_of_its_own_host_whatever_its_rank() -> None:
     """The nodes get their ranks in the order in which they find each other, also if no file names them."""
-    plan, facts = planned("-H", "/uneven", "--no_ssh", "--node_rank", "1"), make_facts(cuda=4)
+    plan, facts = planned("-H", "/uneven", "--no_ssh", "--node_rank", "2"), make_facts(cuda=4)
     planner, claimed = (
         Planner(plan, facts),
         Claimed(1, 7, "10.0.0.1", "n", "10.0.0.2", 41001, "0" * 64, "n:1"),
@@ -181,6 +181,7 @@ def test_without_a_head_a_node_starts_the_slots_of_its_own_host_whatever_its_ran
     "words, bounds",
     [
         (["-H", "/hosts"], (1, 4)),
+        (["-H", "/uneven"], (1, 2)),
         (["-H", "/hosts", "--min_elastic_nodes", "2"], (2, 4)),
         (["-H", "/hosts", "--min_elastic_nodes", "5"], (5, 5)),
         (["--min_elastic_nodes", "2"], (2, 2)),
