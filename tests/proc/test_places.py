@@ -337,7 +337,11 @@ def test_a_node_that_waits_says_what_to_type_for_the_other(nodes: Nodes, tmp_pat
     where = re.escape(
         f"this is node 0, waiting for 1 of 2 nodes: node 1, at 127.0.0.1:{nodes.port} for up to 600 s"
     )
-    line = until(lambda: re.search(f"{where}; type on this machine: (.*); other machines need", job.stderr()))
+    line = until(
+        lambda: re.search(
+            f"{where}; type on this machine: (.*); other machines need the address ", job.stderr()
+        )
+    )
     assert line is not None
     environ = {**os.environ, "PATH": f"{nodes.bin}:{os.environ['PATH']}"}
     other = subprocess.run(line[1], shell=True, env=environ, timeout=30, capture_output=True, check=False)

@@ -342,9 +342,8 @@ class FirstNode(Conducting):
         command += ", and so on" if len(missing) > 1 else ""
         if not is_loopback(self._joining.address):
             return f"; type there: {command}"
-        option = self._joining.job.flavour.spell("--master-addr")
-        better = f"{option} {next(iter(own_addresses()), 'ADDRESS')}"
-        return f"; type on this machine: {command}; other machines need {better} here and there"
+        own = next(iter(own_addresses()), "its own")
+        return f"; type on this machine: {command}; other machines need the address {own} here and there"
 
 
 class Leading(Conducting):
