@@ -362,21 +362,31 @@ def test_a_node_that_finds_nobody_says_where_and_for_how_long_and_what_to_type(n
 
 @pytest.mark.guarantee("G2", "G8")
 @pytest.mark.parametrize(
-    "signum, how", [(signal.SIGTERM, "terminated (SIGTERM)"), (signal.SIGINT, "interrupted (SIGINT)")]
+    "signum, codes, how",
+    [
+        (signal.SIGTERM, (143, -15), "terminated (SIGTERM)"),
+        (signal.SIGINT, (130, -2), "interrupted (SIGINT)"),
+        (signal.SIGUSR1, (75,), "preempted (SIGUSR1)"),
+    ],
 )
 @pytest.mark.parametrize(
     "places, awaited", [((0,), "nodes 1-2"), ((1,), "node 0"), ((1, 0), "1 of 3 nodes: node 2")]
 )
 def test_the_last_words_of_a_node_that_a_signal_ends_are_which_nodes_were_missing(
-    places: tuple[int, ...], awaited: str, signum: signal.Signals, how: str, nodes: Nodes
+    places: tuple[int, ...],
+    awaited: str,
+    signum: signal.Signals,
+    codes: tuple[int, ...],
+    how: str,
+    nodes: Nodes,
 ) -> None:
     """The first of these nodes gets the signal."""
-    jobs = [nodes.start("", first=place, count=3)[0] for place in places]
+    jobs = [nodes.start("--preempt-signal=USR1", first=place, count=3)[0] for place in places]
     until(
         lambda: f"waiting for {awaited.partition(':')[0]}" in jobs[0].stderr() or "2 of 3" in jobs[0].stderr()
     )
     os.kill(jobs[0].guard, signum)
-    assert jobs[0].wait() in (128 + signum, -signum)
+    assert jobs[0].wait() in codes
     assert jobs[0].stderr().splitlines()[-1] == f"dslrun: {how} while waiting for {awaited}"
     for job in jobs[1:]:
         os.kill(job.guard, signal.SIGTERM)

@@ -15,6 +15,7 @@ import time
 from dsl import BindingError, Ended, EngineError, Guard, SpecError, Supervisor, _own_process
 from dsl.agent.agent import Agent
 from dsl.errors import DslError
+from dsl.model.outcome import signal_code
 from dsl.report.narrator import Narrator, to_console
 from dsl.report.speak import complain, flush_output, optional, say
 from dsl.words import ENDING, MORE_PROCESSES, end_on_request, signal_name
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dsl.agent.roles import Channel, Decider, Listener, Source
     from dsl.agent.timers import FileTimers
     from dsl.agent.warm import WarmCalls
-    from dsl.model.job import NodePlan, Notice
+    from dsl.model.job import Job, NodePlan, Notice
     from dsl.model.judgement import Judgement
     from dsl.model.outcome import Outcome
     from dsl.report.narrator import Show
@@ -361,9 +362,7 @@ def _stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
         events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))
 
 
-def end_by_signals(
-    command: str, awaited: Callable[[], str], close: Callable[[], None] = lambda: None
-) -> Callable[[], None]:
+def end_by_signals(job: Job, awaited: Callable[[], str], close: Callable[[], None]) -> Callable[[], None]:
     """While there is no guard, let a signal end this process, which waits for other nodes.
 
     The last words say what is ``awaited``. ``close`` is called before the end. Returns the call after which
@@ -371,11 +370,15 @@ def end_by_signals(
     """
 
     def end(signum: int, _frame: object) -> None:
-        say(command, f"{end_on_request(signum, is_key=False)} while waiting for {awaited()}")
+        preempt = job.signals.preempt
+        how = end_on_request(signum, is_key=False, is_preemption=signum == preempt)
+        say(job.flavour.command, f"{how} while waiting for {awaited()}")
         close()
-        _signal.signal(signum, _signal.SIG_DFL)
-        _signal.raise_signal(signum)
-        os._exit(128 + signum)  # this is the first process of a container, which no signal ends
+        if signum != preempt:
+            _signal.signal(signum, _signal.SIG_DFL)
+            _signal.raise_signal(signum)
+        # It may be the first process of a container, which no signal ends.
+        os._exit(signal_code(signum, preempt))
 
     def release() -> None:
         for signum in taken:

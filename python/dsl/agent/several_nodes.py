@@ -76,7 +76,7 @@ def start(
         sketch = nodes.open(planner)
         let_go()
         handlers = stack.enter_context(ExitStack())
-        handlers.callback(end_by_signals(job.flavour.command, nodes.awaited, nodes.close))
+        handlers.callback(end_by_signals(job, nodes.awaited, nodes.close))
 
         def code_of(over: Ending | None) -> int | None:
             if over is None:
