@@ -17,7 +17,7 @@ from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import KEY_BYTES, FdStream, Hub, allow_connections
-from dsl.control.messages import Assignment, Hello, Lost, Recorded, Refused
+from dsl.control.messages import Assignment, Bye, Hello, Lost, Recorded, Refused
 from dsl.errors import LauncherError, OutputError, ReaderGoneError
 from dsl.launchers.table import BY_SSH, starts_of, uses_streams
 from dsl.machine import wait_for
@@ -273,6 +273,8 @@ class Head(Carrier, Side):
             recorder.membership(left=[name], why=message.text)
         elif isinstance(message, Lost) and not self.conductor.roster.has_said_goodbye(link.place):
             recorder.membership(left=[name], why=message.reason)
+        elif isinstance(message, Bye) and not self.conductor.roster.is_over:
+            recorder.membership(left=[name], why="has left")
         return isinstance(message, Recorded)
 
     def _send(self, place: int, message: object) -> None:

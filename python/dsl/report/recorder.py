@@ -168,7 +168,7 @@ class Recorder:
     def meeting(self, name: str, meeting: Meeting) -> None:
         """Record what the conductor has told a member for an attempt. ``name``: the member."""
         self._count = max(self._count, meeting.attempt + 1)
-        told = {key: value for key, value in _plain(meeting).items() if key not in ("notices", "host")}
+        told = {key: value for key, value in _plain(meeting).items() if key != "notices"}
         self.tell("Meeting", member=name, **told)
 
     def restart(self, why: str, restarts: int | None = None, *, counted: bool | None = None) -> None:

@@ -41,7 +41,8 @@ class Stage:
         remote = Remote("ssh", least_nodes=1, most_nodes=2, wait_s=600.0) if is_elastic else Remote("pdsh")
         self.conductor = Conductor(reached(job, remote), time.monotonic())
         self.starters = Starters(job, starts, (0, 1), {}, at_once=64)
-        self.head = Head(self.conductor, self.starters, self.hub)
+        self.recorder = Mock()
+        self.head = Head(self.conductor, self.starters, self.hub, self.recorder)
         plan = self.starters.plan(0)
         assert plan is not None
         self.supervisor = Mock(add=Mock(return_value=2))
@@ -242,3 +243,13 @@ def test_a_page_that_cannot_be_shown_changes_the_exit_code(
     stage.hears((link, Bye()))
     assert stage.conductor.code == 1
     assert capfd.readouterr().err == "dsl: error: stdout cannot be written: it is closed\n"
+
+
+def test_a_host_that_leaves_is_recorded_and_not_the_end_of_the_job() -> None:
+    stage = Stage(*COME_AND_GO)
+    here, there = stage.begin()
+    stage.hears((there, a_report(0, 143, stop_signal=15, victims=(1,))), (there, Bye()))
+    stage.hears((here, a_report(0, 1, victims=(0,))))
+    stage.hears((here, a_report(1, 0)), (here, Bye()))
+    left = [call.kwargs["left"] for call in stage.recorder.membership.call_args_list if "left" in call.kwargs]
+    assert left == [["host n1"]]
