@@ -133,9 +133,8 @@ def choose_hosts(request: Request, facts: Facts, listed: Pool | None = None) -> 
         raise FilterError(
             f"host {hosts[node_rank].name!r} has no slots in {asked.hostfile}, this node has nothing to start"
         )
-    if (
-        remote.is_connected or request.elastic.training
-    ):  # a host without slots has no command, for which the others would wait
+    # A host without slots has no command, for which the others would wait.
+    if remote.is_connected or request.elastic.training:
         node_rank = len([host for host in hosts[:node_rank] if host.slots])
         hosts = tuple([host for host in hosts if host.slots])
     return ActiveHosts(
