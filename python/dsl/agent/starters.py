@@ -435,7 +435,11 @@ class Starters:
         words = "".join([" " if mark in ":@," else mark for mark in line.lower()]).split()
         names = {place: bare(self._host(place)).rpartition("@")[2].lower() for place in program.places}
         places = [place for place, name in names.items() if name in words]
-        why = unreachable(self._host(places[0]), [line], SSH_FAILED) if places else f"{program.name}: {line}"
+        why = f"{program.name}: {line}"
+        if places:
+            is_own = program.is_of_host  # it is the user's, in place of ssh
+            way = " ".join(program.start.argv[:-1]) if is_own else f"ssh {self._host(places[0])}"
+            why = unreachable(way, [line], SSH_FAILED)
         self.miss(places or program.places, why, ())
 
     def _hear_key(self, program: Starter, places: Sequence[int], number: str, key: str) -> None:
@@ -462,7 +466,7 @@ class Starters:
 
     def _miss(self, program: Starter, places: Sequence[int], status: int) -> None:
         """The agents of one host are missing, because its ssh has ended."""
-        self.miss(places, unreachable(self._host(places[0]), program.said_by(places[0]), status), ())
+        self.miss(places, unreachable(f"ssh {self._host(places[0])}", program.said_by(places[0]), status), ())
 
     def _host(self, place: int) -> str:
         return self.job.hosts[self._node_ranks[place]].name
@@ -474,12 +478,12 @@ def _failed_host(line: str) -> tuple[str, int | None]:
     return head.partition(": ")[2] if head.startswith("pdsh@") else "", parse_number(code)
 
 
-def unreachable(host: str, lines: Sequence[str], status: int) -> str:
-    """Why a host has no agent, judged by the output of ssh."""
+def unreachable(way: str, lines: Sequence[str], status: int) -> str:
+    """Why a host has no agent, judged by the output of ssh. ``way``: the words that reach the host."""
     last = lines[-1] if lines else ""
     if status == SSH_FAILED:
         said = f": {last}" if last else ""
-        return f"cannot be reached{said}, check that `ssh {host} true` works without a password"
+        return f"cannot be reached{said}, check that `{way} true` works without a password"
     mend = ""
     if "No module named" in last:
         mend = ", install the same version of dsl there"

@@ -132,6 +132,15 @@ def key_line(place: int, key: str = "ab" * 32) -> bytes:
     return f"dsl-agent {place} {key}\n".encode()
 
 
+def test_a_program_in_place_of_ssh_is_the_one_to_try() -> None:
+    own = Stage(
+        *[Start(argv=("hop", "-v", f"n{rank}", "line"), node_rank=rank, speaks=True) for rank in range(2)]
+    )
+    (found,) = missing(own.says(1, b"ssh: connect to host n1 port 22: Connection refused\n"))
+    assert found[0] == (1,)
+    assert found[1].endswith(", check that `hop -v n1 true` works without a password")
+
+
 def test_what_a_program_writes_last_is_waited_for_but_not_long() -> None:
     """Another process may hold its stderr."""
     ssh = Stage(*SSH)
