@@ -256,6 +256,8 @@ class Head(Carrier, Side):
         return False
 
     def _is_for_conductor(self, link: Link, message: object) -> bool:
+        if isinstance(message, Bye):
+            self.hub.has_lost_output |= message.has_lost_output
         if self._recorder is not None and self._record(self._recorder, link, message):
             return False
         is_silent = link.place in self._starters.streams and not self.conductor.roster.has_greeted(link.place)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl import Supervisor, __version__
+from dsl import LogNotice, Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.member import Member
 from dsl.agent.planner import Planner
@@ -417,7 +417,7 @@ class HeadLink(Side):
         self._console = console
         self._assignment = assignment
         self._allocation = allocation
-        self._is_served = False
+        self._is_served = self._has_lost_output = False
 
     def listeners(self, plan: NodePlan) -> list[Listener]:
         """The member, and a narrator whose lines the head shows."""
@@ -441,7 +441,8 @@ class HeadLink(Side):
         self._link.send(message)
 
     def hear(self, event: object) -> None:
-        """The head hears in the member's messages what it has to know."""
+        """The head hears in the member's messages what it has to know; the last one tells of lost output."""
+        self._has_lost_output |= isinstance(event, LogNotice) and event.kind == "file_failed"
 
     def stay(self) -> None:
         """Leave the connection to the agent: when the agent dies, the head sees it at once."""
@@ -475,7 +476,7 @@ class HeadLink(Side):
         agents that still send output.
         """
         self._hub.drain()
-        self.send(Bye())
+        self.send(Bye(self._has_lost_output))
         is_alone = self._link.is_lost
         self._hub.close(FAREWELL_S)
         if is_alone and self._allocation:

@@ -177,6 +177,9 @@ class Refused(Record):
 class Bye(Record):
     """agent to head, last: all of its output is sent, and it ends."""
 
+    has_lost_output: bool = False
+    """Some output could not be written there."""
+
 
 class Stop(Record):
     """head to agent: stop the workers."""

@@ -219,6 +219,16 @@ def test_an_agent_of_an_elastic_job_is_replaced_by_none_while_it_is_there() -> N
     assert sent(new) == [Assignment]
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_output_that_an_agent_has_lost_makes_the_job_fail(is_lost: bool) -> None:  # noqa: FBT001  both cases
+    pdsh = Stage(PDSH)
+    first, second = pdsh.begin()
+    pdsh.hears((first, a_report(0, 0)), (second, a_report(0, 0)))
+    pdsh.hears((first, Bye(has_lost_output=is_lost)), (second, Bye()))
+    over = pdsh.head.decide(None, an_attempt(a_plan(1), [], end()))
+    assert (over.kind, over.code) == ("end", int(is_lost))
+
+
 def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end() -> None:
     elastic = Stage(*COME_AND_GO)
     link = elastic.come(0)

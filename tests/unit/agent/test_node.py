@@ -7,10 +7,11 @@ from unittest.mock import Mock
 import pytest
 from tests.support.events import a_plan
 
+from dsl import LogNotice
 from dsl._record import replace
 from dsl.agent import node
 from dsl.agent.node import AgentOptions, HeadLink, announcements, place_of
-from dsl.control.messages import Assignment, Refused
+from dsl.control.messages import Assignment, Bye, Refused
 from dsl.errors import DslError
 from dsl.machine import Console
 from dsl.model.job import Host, Job, MeetingPoint, Notice
@@ -88,6 +89,15 @@ def test_the_allocation_of_a_job_ends_with_a_lost_head_alone(
     head = HeadLink(Mock(), Mock(is_lost=is_lost), Console(), Mock(), "77")
     assert head.leave(7) == 0
     assert found == ended
+
+
+@pytest.mark.parametrize("kind, is_lost", [("file_failed", True), ("first_output", False)])
+def test_the_last_message_says_whether_output_is_lost(kind: str, is_lost: bool) -> None:  # noqa: FBT001  both cases
+    link = Mock(is_lost=False)
+    head = HeadLink(Mock(), link, Console(), Mock())
+    head.hear(Mock(spec=LogNotice, kind=kind))
+    head.leave(0)
+    link.send.assert_called_once_with(Bye(has_lost_output=is_lost))
 
 
 def test_a_host_without_scancel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
