@@ -185,7 +185,7 @@ def explain_samples(nodes: Sequence[NodeStacks], missing: Sequence[str] = ()) ->
     lines = [_headline(spent, judge(spent), has_hosts=len({host for host, _ in ranks}) > 1)]
     lines += [f"host {host} has not answered" for host in missing]
     problems: dict[str, list[int]] = {}
-    for _, one in ranks:
+    for _, one in sorted(ranks, key=lambda entry: entry[1].rank):
         if one.sampled is None:
             problems.setdefault(one.problem or "it has ended", []).append(one.rank)
     lines += [f"{numbered('rank', of)}: no samples: {why}" for why, of in [*problems.items()][:MOST_PROBLEMS]]

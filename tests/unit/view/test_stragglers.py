@@ -124,15 +124,18 @@ def test_nobody_is_named_where_all_wait_alike() -> None:
 
 
 def test_a_rank_that_was_not_sampled_is_told_with_the_reason() -> None:
-    nodes = [
-        NodeStacks(
-            1, 0, "n0", (reducing(0), RankStacks(1, 1, 7, problem="py-spy says: no"), RankStacks(2, 2, 0))
-        )
-    ]
-    assert explain_samples(nodes, ["n1"]) == [
+    """Whichever rank answers first."""
+    no = "py-spy says: no"
+    ranks = (
+        reducing(0),
+        RankStacks(3, 3, 8, problem=no),
+        RankStacks(1, 1, 7, problem=no),
+        RankStacks(2, 2, 0),
+    )
+    assert explain_samples([NodeStacks(1, 0, "n0", ranks)], ["n1"]) == [
         "nothing can be compared: 1 of the ranks could be sampled",
         "host n1 has not answered",
-        "rank 1: no samples: py-spy says: no",
+        "ranks 1,3: no samples: py-spy says: no",
         "rank 2: no samples: it has ended",
     ]
 
