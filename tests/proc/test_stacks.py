@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import pytest
 from tests.kit import processes
 from tests.kit.waiting import until
 from tests.support.command import ran
+from tests.support.events import a_plan
 from tests.support.jobs import Helpers, Job, running, states
 from tests.support.places import Nodes, free_port
 
 from dsl.model.observation import Look, RankStacks, RankStatus, Sight
+from dsl.view import lookout
 from dsl.view.lookout import TAKE_S, take_stacks
 
 SLEEPING = """
@@ -291,6 +294,15 @@ def test_the_report_says_what_the_others_did(dsl_command: Path, script: Path) ->
     assert "dsl: stopped by dsl: ranks 0,2 (SIGTERM)" in lines
     assert f"dsl: {TOLD.format(2)}" in lines
     assert any(line.endswith(f"wait_for_others ({script}:5)") for line in lines)
+
+
+def test_a_look_that_the_end_of_the_attempt_cuts_off_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = RankStacks(1, 1, 7, problem=lookout.ENDED)
+    monkeypatch.setattr(lookout, "take_stacks", lambda *_: iter([ended]))
+    look = lookout.FailureLook(a_plan(2), [0, 7])
+    assert select.select([look], [], [], 20)[0]
+    assert look.stacks == ()
+    look.close()
 
 
 def test_without_the_option_nothing_is_looked_at(dsl_command: Path, script: Path) -> None:

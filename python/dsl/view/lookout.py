@@ -38,6 +38,8 @@ MOST_RANKS = 256
 """Workers of a node at which we look after a failure."""
 MOST_FRAMES = 16
 """Frames of a main thread that are kept then: the innermost ones."""
+ENDED = "the process that takes stacks was ended"
+"""The problem of a worker whose attempt has ended during the look."""
 
 
 class Lookout:
@@ -164,7 +166,7 @@ class FailureLook(WatchChannel):
 
     def _take(self) -> None:
         found = list(take_stacks(Look(0, "stacks"), self._ranks, LOOK_S))
-        self.stacks = tuple([_brief(one) for one in found if one.pid])
+        self.stacks = tuple([_brief(one) for one in found if one.pid and one.problem != ENDED])
 
     def read(self) -> Sequence[object]:
         """The look itself, as the event that it is over."""
@@ -193,7 +195,7 @@ def take_stacks(look: Look, ranks: Sequence[RankStatus], within_s: float = TAKE_
                 if missing.pop(stacks.local_rank, None):
                     yield stacks
     except ConnectionError:
-        why = "the process that takes stacks was ended"  # as by the end of the job
+        why = ENDED
     except (OSError, JobFormatError) as error:
         why = f"the process that takes stacks failed: {shortage(error) or error}"
     for one in missing.values():
