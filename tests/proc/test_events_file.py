@@ -96,7 +96,8 @@ def test_nodes_with_fixed_places_record_their_own_part(nodes: Nodes, tmp_path: P
         assert {one["node_rank"] for one in found[1:]} == {rank}
         ranks = [2 * rank, 2 * rank + 1]
         assert sorted(one["rank"] for one in only("Exited", found)) == sorted([*ranks, *ranks])
-        assert len(only("Restarting", found)) == 1
+        (restart,) = only("Restarting", found)
+        assert restart["why"].startswith("rank 3 (") == (rank == 1)
         assert found[-1]["code"] == 0
     (report,) = [one for one in only("Report", recorded(files[1])) if one["attempt"] == 0]
     assert (report["cause"]["rank"], report["cause"]["code"]) == (3, 7)

@@ -226,8 +226,8 @@ class Recorder:
     def _hear_restart(self, event: Restarting) -> None:
         if event.last.plan.is_conducted:
             return
-        judgement = None if self.judged is not None else judge_attempt(event.last)
-        lines = _verdict(judgement)
+        is_elsewhere = self.judged is not None and event.last.cause is None
+        lines = _verdict(None if is_elsewhere else judge_attempt(event.last))
         why = lines[0] if lines else ""
         self.restart(why, event.number, counted=event.is_counted)
 
