@@ -263,7 +263,8 @@ def worker_commands(
     head: tuple[str, ...] = (program.script,)
     if program.kind != "program":
         interpreter = interpreter_of(flavour, environ, executable)
-        head = (interpreter, *FLAGS, *(("-m",) if program.kind == "module" else ()), program.script)
+        script = f"./{program.script}" if program.script[:1] == "-" else program.script  # it is no option
+        head = (interpreter, *FLAGS, *(("-m", program.script) if program.kind == "module" else (script,)))
     option = program.local_rank_option
     own = [(f"{option}={rank}",) if option else () for rank in ranks]
     words = (*head, *program.args)

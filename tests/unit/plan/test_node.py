@@ -73,6 +73,7 @@ def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
     "wish, words",
     [
         ({}, ["python", "-u", "t.py", "a"]),
+        ({"script": "-t.py"}, ["python", "-u", "./-t.py", "a"]),
         ({"kind": "module"}, ["python", "-u", "-m", "t.py", "a"]),
         ({"kind": "program"}, ["t.py", "a"]),
         ({"local_rank_option": "--local-rank"}, ["python", "-u", "t.py", "--local-rank=0", "a"]),
