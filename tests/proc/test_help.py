@@ -14,6 +14,8 @@ from tests.support.command import ran
 from tests.support.jobs import Helpers, running
 from tests.support.terminal import Terminal, terminal
 
+from dsl.machine import find_sockets
+
 COLOUR = re.compile(r"\x1b\[\d*m")
 PAGER = """#!/bin/sh
 echo "LESS=$LESS" > {0}/shown
@@ -181,6 +183,7 @@ def test_a_view_of_a_job_that_cannot_be_written_is_an_error(
     program = ["note", str(place / "ready"), "%r %p", "pause"]
     with running(helpers.line(1, program), place) as job:
         job.ready(1)
+        until(lambda: any(name.startswith(f"{job.guard}-") for _, name in find_sockets(".sock")))
         done = run(dsl_command, place, f"{line} {job.guard}", ">/dev/full")
         why = "stdout cannot be written: no space left on device"
         assert (done.returncode, done.stderr) == (1, f"{line.partition(' ')[0]}: error: {why}\n")
