@@ -331,7 +331,8 @@ class _Source(Planner):
 def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any]:
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
-    if outcome.last.code and (outcome.lost_output or not outcome.code):
+    is_stopped = any(one.caused_by_stop for one in outcome.last.exits)  # who is stopped may end with 0
+    if (outcome.last.code or is_stopped) and (outcome.lost_output or not outcome.code):
         return {}  # the job has ended well: a spare took the place of this node
     if outcome.cause is not None:
         failed = failure_of(plan.job.program.name, outcome.last)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.events import a_plan, an_attempt, an_exit, end
 from tests.support.outcome import assert_one_line
 from tests.support.requests import wish_of
 from tests.test_imports import imports_of
@@ -26,7 +27,8 @@ from dsl.functions import _worker
 from dsl.functions.call import entrypoint_name, refuse_while_importing, source_of
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import HandledSignals, SignalException
-from dsl.functions.launcher import EntrypointError, launch
+from dsl.functions.launcher import EntrypointError, _conclude, launch
+from dsl.model.outcome import Outcome
 from dsl.model.request import DebugRequest, Program, StartRequest
 
 
@@ -495,3 +497,9 @@ def test_an_empty_template_is_a_wish_for_no_prefix_whatever_the_environment_asks
     name = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
     assert request(log_line_prefix_template="", env={"A": "b"}).env == (("A", "b"), (name, ""))
     assert request(env={"A": "b"}).env == (("A", "b"),)
+
+
+def test_a_node_that_was_stopped_for_a_spare_has_no_results_though_its_workers_ended_with_0() -> None:
+    exits = [an_exit(0, code=0), an_exit(1, code=0, by_us=True)]
+    nobody: Any = None  # is asked for results
+    assert _conclude(nobody, Outcome(0, an_attempt(a_plan(2), exits, end())), nobody) == {}
