@@ -179,6 +179,12 @@ def test_a_signal_death_is_told_as_one() -> None:
     assert failure.message == f"Signal 9 (SIGKILL) received by PID {failure.pid}"
 
 
+def test_the_logger_hears_what_the_others_did_when_one_failed(caplog: pytest.LogCaptureFixture) -> None:
+    fails(functions.fail_in, 1, stacks_on_failure=True)
+    (told,) = [line for line in caplog.messages if line.startswith("the others at that moment: ")]
+    assert "rank 0 " in told
+
+
 @pytest.mark.guarantee("G3")
 @pytest.mark.timeout(240)  # torch is imported four times
 @pytest.mark.needs_package("torch")

@@ -268,11 +268,13 @@ class Narrator:
         if self._has_verdict:
             self._say_end(outcome)
         elif not self._plan.is_conducted:
-            from dsl.report.verdict import not_tried, survivor
+            from dsl.report.verdict import not_tried, others_then, survivor
 
-            judgement = self._judged() if self._judged else None
-            if outcome.cause is None:
+            judgement = self._judged() if self._judged else judge_attempt(outcome.last)
+            if self._judged and outcome.cause is None:
                 self._say_first_line(judgement)
+            for line in others_then(judgement) if judgement else ():
+                self.say(line, "error")
             if why := outcome.last.not_tried or (judgement.not_tried if judgement else ""):
                 self.say(not_tried(why), "error")
             for one in outcome.last.ended.survivors:

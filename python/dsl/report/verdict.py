@@ -42,7 +42,7 @@ def verdict(judgement: Judgement) -> list[str]:
         lines.append(f"{judgement.quitter} has stopped its workers, exit code {judgement.code}")
     lines += _victims(judgement)
     lines += [_left(one, judgement) for one in judgement.survivors]
-    lines += _others_then(judgement)
+    lines += others_then(judgement)
     lines += [f"before: {line}" for line in judgement.replaced]
     lines += [not_tried(judgement.not_tried)] if judgement.not_tried else []
     return [line if line.isprintable() else _printable(line) for line in lines]
@@ -53,7 +53,7 @@ def not_tried(why: str) -> str:
     return f"not tried again: {why}"
 
 
-def _others_then(judgement: Judgement) -> list[str]:
+def others_then(judgement: Judgement) -> list[str]:
     """What the other workers executed when the first had failed."""
     if not judgement.stacks:
         return []
