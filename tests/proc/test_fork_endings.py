@@ -56,6 +56,7 @@ ENDINGS = {
     "closed": "import sys\nsys.stdout.close()",
     "full": "import os, sys\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\nprint('nowhere')",
     "recursion": "def deeper(n):\n    return deeper(n + 1)\ndeeper(0)",
+    "other root": "import os\nos.chroot('/usr')\nprint('done')",
     "pickle": "import pickle\nclass Thing:\n    value = 3\nprint(pickle.loads(pickle.dumps(Thing())).value)",
     "input": "print(input() + '!')",
     "future": "print(1 if 3 / 2 == 1.5 else 2, '__future__' in dir())",

@@ -176,7 +176,10 @@ def _let_threads_rest() -> None:
     """
     own = str(os.getpid())
     for _ in range(_LOOKS):
-        others = [task for task in os.listdir("/proc/self/task") if task != own]
+        try:
+            others = [task for task in os.listdir("/proc/self/task") if task != own]
+        except OSError:  # the program has another root directory
+            return
         if not others:
             return
         _signal.sigtimedwait((), _LOOK_S)  # without the lock
