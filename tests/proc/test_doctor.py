@@ -278,9 +278,10 @@ def test_control_groups_of_both_versions_are_read(tmp_path: Path) -> None:
     put("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/\n0::/a/b\n")
     mount = "30 25 0:26 {} /sys/fs/cgroup{} rw - {} cgroup rw{}\n"
     mounts = (("/", "", "cgroup2", ""), ("/docker/abc", "/memory", "cgroup", ",memory"))
+    others = [("/", f"/{number}", "tmpfs", "") for number in range(2000)]
     put(
         "proc/self/mountinfo",
-        "".join(mount.format(*one) for one in (*mounts, ("/", "/cpu", "cgroup", ",cpu,cpuacct"))),
+        "".join(mount.format(*one) for one in (*others, *mounts, ("/", "/cpu", "cgroup", ",cpu,cpuacct"))),
     )
     root = "sys/fs/cgroup"
     put(f"{root}/a/pids.max", "100\n")

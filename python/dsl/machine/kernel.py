@@ -268,7 +268,12 @@ def _number(folder: str, name: str) -> int | None:
 
 def _folders(root: str) -> Iterator[str]:
     """The folders of our groups and of all groups above them, as far as they are mounted here."""
-    mounts = [line.split() for line in read_fact(os.path.join(root, "proc/self/mountinfo")).splitlines()]
+    try:
+        # The kernel hands it over a page at a time.
+        with open(f"{root}/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return
     for line in read_fact(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, names, path = [*line.split(":", 2), "", ""][:3]
         for words in mounts:
