@@ -349,3 +349,12 @@ def test_the_ranks_of_other_nodes_are_told(nodes: Nodes, script: Path, tmp_path:
     fail(tmp_path, 4)
     assert [job.wait() for job in jobs] == [3, 3]
     assert TOLD.format(3) in jobs[0].stderr(), jobs[0].stderr()
+
+
+def test_a_signal_to_another_node_is_no_failure(nodes: Nodes, script: Path, tmp_path: Path) -> None:
+    options = "--nproc-per-node=2 --stacks-on-failure"
+    jobs: list[Job] = nodes.start(options, options, program=(str(script), str(tmp_path)))
+    until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(4)))
+    jobs[1].process.terminate()
+    assert [job.wait() for job in jobs] == [143, 143]
+    assert "at that moment" not in jobs[0].stderr()

@@ -214,7 +214,7 @@ class Conductor(BaseConductor):
             return self._try_to_begin()
         attempt.regroups = True
         text = "a node under torchrun has come: the nodes meet again, by torch's own rendezvous"
-        return [Speak(Notice("info", text)), *self._stop(attempt, "a node under torchrun has come")]
+        return [Speak(Notice("info", text)), *self._stop(attempt)]
 
     def wait_is_over(self, now_s: float) -> list[object]:
         """What follows when `deadline_s` has passed."""
@@ -289,7 +289,7 @@ class Conductor(BaseConductor):
         attempt.regroups = True
         has = "has" if len(new) == 1 else "have"
         text = f"{roster.names(new)} {has} come: starting again with all of them"
-        return [Speak(Notice("info", text)), *self._stop(attempt, "hosts have come")]
+        return [Speak(Notice("info", text)), *self._stop(attempt)]
 
     def _find_unfit(self, place: int, problems: Sequence[str]) -> list[object]:
         """Something is wrong at a member. An elastic job ends its agent, and starts it again later."""
@@ -351,10 +351,13 @@ class Conductor(BaseConductor):
         """Stop all workers except those of ``place``, whose agent stops them itself."""
         if attempt.is_stopping:
             return []
-        attempt.begun_by = place
-        return self._stop(attempt, f"{self.roster.name(place)} has failed", but=(place,))
+        attempt.begun_by, report = place, attempt.reports[place]
+        was_asked = report is not None and report.stop_signal is not None
+        why = "" if was_asked else f"{self.roster.name(place)} has failed"
+        return self._stop(attempt, why, but=(place,))
 
-    def _stop(self, attempt: Attempt, why: str, but: Collection[int] = ()) -> list[object]:
+    def _stop(self, attempt: Attempt, why: str = "", but: Collection[int] = ()) -> list[object]:
+        """Stop all workers except those of ``but``. ``why``: the failure that is the reason, if one is."""
         if attempt.is_stopping:
             return []
         attempt.is_stopping = True

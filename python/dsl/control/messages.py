@@ -189,7 +189,7 @@ class Stop(Record):
     grace_s: Seconds
     """Seconds until SIGKILL; 0 at once."""
     why: str = ""
-    """The reason, for the record of the agent."""
+    """The failure elsewhere that is the reason; empty: none is, so there is nothing to look at first."""
 
 
 class Forward(Record):
