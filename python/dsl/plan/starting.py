@@ -59,9 +59,6 @@ SECRET_PARTS = (
 )
 """Last words and parts of names of variables that hold secrets. A warm server has none of these variables."""
 
-LATE_PREFIX = "TORCHELASTIC_"
-LATE_SUFFIX = "_VISIBLE_DEVICES"
-
 CPUS = "CPUs that OpenMP binds threads to"
 """A difference beside variables for which workers get separate fork servers; no variable has this name."""
 
@@ -70,8 +67,8 @@ def is_late(name: str, flavour: Flavour) -> bool:
     """Whether a variable tells a worker its place, its meeting or its devices, and so is read late."""
     return (
         name in LATE_VARIABLES
-        or name.startswith(LATE_PREFIX)
-        or name.endswith(LATE_SUFFIX)
+        or name.startswith("TORCHELASTIC_")
+        or name.endswith("_VISIBLE_DEVICES")
         or any(name == one for one, _ in (*flavour.group_variables, *flavour.worker_variables))
     )
 
@@ -92,13 +89,14 @@ def with_fork_servers(plan: NodePlan, facts: Facts) -> NodePlan:
     chose.
     """
     job = plan.job
+    why_not = _why_not_forked(plan, facts)
     if job.start.method == "auto":
-        if why_not := _why_executed(plan, facts):
+        if why_not := why_not or _why_executed(plan, facts):
             return with_notice(plan, "detail", f"start method auto: spawn, {why_not}")
         who = counted(len(plan.workers), "worker", "that imports", "that import")
         plan = with_notice(plan, "detail", f"start method auto: forkserver, {who} torch")
-    elif why_not := _why_not_forked(plan, facts):
-        return with_notice(plan, "warning", f"start method {job.start.method} has no effect on {why_not}")
+    elif why_not:
+        return with_notice(plan, "warning", f"start method {job.start.method} has no effect: {why_not}")
     return _divided(plan)
 
 
@@ -106,9 +104,9 @@ def _why_not_forked(plan: NodePlan, facts: Facts) -> str:
     """What keeps all workers from being forked; empty: nothing that is known before."""
     program, interpreter = plan.job.program, plan.workers[0].argv[0]
     if program.kind == "program":
-        return f"{program.name}, which is not run by Python"
+        return f"{program.name} is started as a program"
     is_script = interpreter != facts.names.executable and facts.files.is_script(interpreter, plan.env)
-    return f"{interpreter}, a script that may start each worker in another way" if is_script else ""
+    return f"{interpreter} is a script that may start each worker in another way" if is_script else ""
 
 
 def without_fork_servers(plan: NodePlan) -> NodePlan:
@@ -140,8 +138,6 @@ def why_no_torch(source: str) -> str:
 def _why_executed(plan: NodePlan, facts: Facts) -> str:
     """Why a fork server would not pay off; empty if it would."""
     job, name = plan.job, plan.job.program.name
-    if why := _why_not_forked(plan, facts):
-        return f"for {why}"
     if len(plan.workers) < 2 and not facts.files.has_warm_server():
         return "there is one worker"
     source = _source(job, facts)

@@ -215,7 +215,7 @@ def planned_servers(line: Sequence[str], preload: str | None) -> tuple[ForkServe
     if found:
         return found
     if request.program.kind == "program":
-        raise DslError(f"no warm server for {request.program.script}, which is not run by Python")
+        raise DslError(f"no warm server for {request.program.script}, which is started as a program")
     if plan.fork_servers:
         raise DslError("no warm server for workers that share its CPUs or memory: leave out the binding")
     raise DslError("no warm server for these workers, which are all executed")

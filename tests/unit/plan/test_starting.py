@@ -150,7 +150,7 @@ def test_what_is_not_python_is_executed_and_that_is_said_once() -> None:
     facts = make_facts(programs=("t.py",))
     plans = [planned(kind="program", facts=facts, attempt=number) for number in (0, 1)]
     assert [plan.fork_servers for plan in plans] == [(), ()]
-    said = "warning: start method forkserver has no effect on t.py, which is not run by Python"
+    said = "warning: start method forkserver has no effect: t.py is started as a program"
     assert [lines(plan) for plan in plans] == [[said], []]
 
 
@@ -160,8 +160,8 @@ def test_an_interpreter_that_a_shell_runs_is_executed(method: str) -> None:
     facts = make_facts(environ={"PYTHON_EXEC": "python.sh"})
     plan = planned(start_method=method, facts=facts)
     assert plan.fork_servers == ()
-    why = "python.sh, a script that may start each worker in another way"
-    assert lines(plan) == [f"warning: start method {method} has no effect on {why}"]
+    why = "python.sh is a script that may start each worker in another way"
+    assert lines(plan) == [f"warning: start method {method} has no effect: {why}"]
     assert planned(facts=make_facts(environ={"PYTHON_EXEC": "python3"})).fork_servers
 
 
@@ -176,7 +176,7 @@ IMPORTS_TORCH = "forkserver, 2 workers that import torch"
         ({"script": "folder", "files": {"folder/__main__.py": TORCH_SCRIPT}}, IMPORTS_TORCH),
         ({"files": {"t.py": OTHER_SCRIPT}}, "spawn, t.py does not import torch"),
         ({"files": {"t.py": TORCH_SCRIPT}, "count": 1}, "spawn, there is one worker"),
-        ({"kind": "program"}, "spawn, for t.py, which is not run by Python"),
+        ({"kind": "program"}, "spawn, t.py is started as a program"),
         ({}, "spawn, the text of t.py was not found"),
     ],
 )
