@@ -270,9 +270,9 @@ class Agent:
         if plan.fork_servers:
             numbers = [self._serve(server) for server in plan.fork_servers]
             self._spec = self._spec_of(plan, numbers)
+        self._begin_s, self._spoke_ns = time.monotonic(), 0  # other nodes may ask about them at once
         # Before the start, so that the engine knows whether it has to wake us for each worker.
         self._take_in(0.0)
-        self._begin_s, self._spoke_ns = time.monotonic(), 0
         if plan.job.hang_timeout_s is not None or self._metrics is not None:
             self._settle()  # now there is a thread to be had
         try:

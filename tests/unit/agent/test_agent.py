@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.kit.waiting import until
 from tests.support.conducting import a_job
 from tests.support.events import FakeSupervisor, a_plan, a_signal, an_exit, end, exited
 
@@ -14,8 +15,9 @@ from dsl import EngineError, LogNotice, Stopping
 from dsl._record import replace
 from dsl.agent.agent import Agent
 from dsl.errors import PortError
+from dsl.model import observation
 from dsl.model.job import NodePlan
-from dsl.model.outcome import AttemptStarted, Outcome, RestartFailed, Restarting
+from dsl.model.outcome import Asked, AttemptStarted, Outcome, RestartFailed, Restarting
 from dsl.model.request import Policy
 from dsl.report.narrator import judge_attempt
 from dsl.report.verdict import verdict
@@ -257,3 +259,32 @@ def test_before_a_group_starts_the_engine_knows_which_events_wake_the_agent() ->
 
     source = Plans()
     assert Agent(source, source.plan(0), []).run(Waking(WELL)).code == 0  # type: ignore[arg-type]
+
+
+class Asking:
+    """A channel by which another node asks once, before anything is started."""
+
+    deadline_s: float | None = 0.0
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+
+    def fileno(self) -> int:
+        return -1
+
+    def read(self) -> list[object]:
+        self.deadline_s = None
+        return [Asked(observation.Look(1), self.answers.append)]
+
+
+def test_another_node_that_asks_before_the_start_gets_an_answer() -> None:
+    class Idle(FakeSupervisor):
+        def pids(self) -> list[int]:
+            return []
+
+        def last_lines(self) -> dict[int, bytes]:
+            return {}
+
+    source, asking = Plans(), Asking()
+    assert Agent(source, source.plan(0), [], [asking]).run(Idle(WELL)).code == 0  # type: ignore[arg-type]
+    until(lambda: observation.Looked(1) in asking.answers)
