@@ -12,7 +12,7 @@ from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Show, Spea
 from dsl.control.messages import Hello, Preempted, Said, Stop
 from dsl.model.job import Notice
 from dsl.model.outcome import Hang
-from dsl.report.verdict import hang_lines, verdict
+from dsl.report.verdict import hang_lines, headlines
 from dsl.words import signal_name
 
 TYPE_CHECKING = False
@@ -87,7 +87,7 @@ class Carrier:
             elif isinstance(order, Show):
                 self._show(order.text)
             elif isinstance(order, Explain):
-                for line in verdict(order.judgement)[:1]:
+                for line in headlines(order.judgement):
                     self._explain(Notice(order.level, line))
             elif isinstance(order, Reach):
                 self._reach(order.place)

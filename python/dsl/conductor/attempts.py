@@ -344,7 +344,7 @@ class Restarts:
         """What follows an attempt that has not ended well; a line for the user; and orders that say why."""
         if (attempt.left and self._terms.is_elastic) or (attempt.regroups and not judgement.causes):
             orders: list[object] = [
-                Explain(replace(judgement, causes=(one,)), "warning")
+                Explain(replace(judgement, causes=(one,), stacks=()), "warning")
                 if isinstance(one, Report)
                 else Speak(one)
                 for one in attempt.left.values()

@@ -252,7 +252,12 @@ class Narrator:
         if not event.is_counted:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
-        self._say_headline(event.last)
+        judgement = judge_attempt(event.last)
+        if judgement is not None:
+            from dsl.report.verdict import headlines
+
+            for line in headlines(judgement):
+                self.say(line, "error")
         for one in event.last.lost_servers:
             if one.workers:
                 self.warn(f"fork server {one.server} is gone: workers are executed instead")
@@ -268,13 +273,13 @@ class Narrator:
         if self._has_verdict:
             self._say_end(outcome)
         elif not self._plan.is_conducted:
-            from dsl.report.verdict import not_tried, others_then, survivor
+            from dsl.report.verdict import headlines, not_tried, others_then, survivor
 
             judgement = self._judged() if self._judged else judge_attempt(outcome.last)
-            if self._judged and outcome.cause is None:
-                self._say_first_line(judgement)
-            for line in others_then(judgement) if judgement else ():
-                self.say(line, "error")
+            if judgement is not None:
+                tell = headlines if self._judged and outcome.cause is None else others_then
+                for line in tell(judgement):
+                    self.say(line, "error")
             if why := outcome.last.not_tried or (judgement.not_tried if judgement else ""):
                 self.say(not_tried(why), "error")
             for one in outcome.last.ended.survivors:
@@ -304,17 +309,6 @@ class Narrator:
             box = addition(self._plan.job.program.name, last.failures, root, said)
             if box:
                 write(box + "\n")
-
-    def _say_headline(self, attempt: AttemptOutcome) -> None:
-        """Say in one line why an attempt has failed here."""
-        self._say_first_line(judge_attempt(attempt))
-
-    def _say_first_line(self, judgement: Judgement | None) -> None:
-        if judgement is not None:
-            from dsl.report.verdict import verdict
-
-            for line in verdict(judgement)[:1]:
-                self.say(line, "error")
 
 
 def judge_attempt(attempt: AttemptOutcome) -> Judgement | None:

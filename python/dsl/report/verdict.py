@@ -53,6 +53,11 @@ def not_tried(why: str) -> str:
     return f"not tried again: {why}"
 
 
+def headlines(judgement: Judgement) -> list[str]:
+    """What is said of an attempt that another one follows."""
+    return [*verdict(judgement)[:1], *others_then(judgement)]
+
+
 def others_then(judgement: Judgement) -> list[str]:
     """What the other workers executed when the first had failed."""
     if not judgement.stacks:
