@@ -55,7 +55,15 @@ def test_the_memory_of_a_job_does_not_grow_with_its_attempts(
 def test_a_crash_loop_slows_down_and_a_signal_ends_it_at_once(dsl_command: Path, tmp_path: Path) -> None:
     """The reason is told before each pause."""
     said = tmp_path / "said"
-    command = [dsl_command, "--num_gpus", "1", "--max-restarts", "100000", "--no_local_rank", "--no_python"]
+    command = [
+        str(dsl_command),
+        "--num_gpus",
+        "1",
+        "--max-restarts",
+        "100000",
+        "--no_local_rank",
+        "--no_python",
+    ]
     with (
         said.open("w") as stderr,
         subprocess.Popen(
