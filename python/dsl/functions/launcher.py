@@ -238,7 +238,7 @@ def run_request(
             preview=preview,
             stdin_is_terminal=stdin_is_terminal,
             recorder=recorder,
-        ).run_here(lambda outcome: _conclude(source, outcome, side))
+        ).run_here(lambda outcome: conclude(source, outcome, side))
     return results or {}
 
 
@@ -328,7 +328,7 @@ class _Source(Planner):
         super().finish(succeeded=succeeded)
 
 
-def _conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any]:
+def conclude(source: _Source, outcome: Outcome, side: OneNode) -> dict[int, Any]:
     """The results of a job that ended well; else the error of the job."""
     plan = outcome.last.plan
     is_stopped = any(one.caused_by_stop for one in outcome.last.exits)  # who is stopped may end with 0

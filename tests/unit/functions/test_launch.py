@@ -27,7 +27,7 @@ from dsl.functions import _worker
 from dsl.functions.call import entrypoint_name, refuse_while_importing, source_of
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import HandledSignals, SignalException
-from dsl.functions.launcher import EntrypointError, _conclude, launch
+from dsl.functions.launcher import EntrypointError, conclude, launch
 from dsl.model.outcome import Outcome
 from dsl.model.request import DebugRequest, Program, StartRequest
 
@@ -502,4 +502,4 @@ def test_an_empty_template_is_a_wish_for_no_prefix_whatever_the_environment_asks
 def test_a_node_that_was_stopped_for_a_spare_has_no_results_though_its_workers_ended_with_0() -> None:
     exits = [an_exit(0, code=0), an_exit(1, code=0, by_us=True)]
     nobody: Any = None  # is asked for results
-    assert _conclude(nobody, Outcome(0, an_attempt(a_plan(2), exits, end())), nobody) == {}
+    assert conclude(nobody, Outcome(0, an_attempt(a_plan(2), exits, end())), nobody) == {}
