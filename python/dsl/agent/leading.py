@@ -150,10 +150,10 @@ class Conducting(Near, Joins):
         self.hub.disown()
 
     def leave(self) -> None:
-        """End, when our part has ended. If the whole job has ended, all nodes hear of it first."""
-        is_over = self.conductor.has_begun and self.conductor.code is not None
+        """End, when our part has ended. If the whole job ends, all nodes do so first."""
+        is_ending = self.conductor.has_begun and self.conductor.is_ending
         self.send(Bye())
-        while is_over and not self.conductor.roster.is_done:
+        while is_ending and not self.conductor.roster.is_done:
             self._wait(-1)
             self.receive()
         self.hub.close(FAREWELL_S)

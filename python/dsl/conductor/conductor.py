@@ -95,6 +95,11 @@ class Conductor(BaseConductor):
         """Whether a member has a part in the attempt that runs, or was the last; not: it is a spare."""
         return place in self._gathering.members
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the job is over, or the user or a scheduler has asked for its end."""
+        return self.code is not None or self._context.is_asked
+
     def _due(self) -> list[float | None]:
         due = super()._due()
         if not self.roster.is_over:
