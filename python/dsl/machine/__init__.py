@@ -15,6 +15,7 @@ from dsl._core import peer_pid as peer_pid
 from dsl._core import probe_port
 from dsl._record import Record
 from dsl.errors import OutOfReachError, PortError
+from dsl.words import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ def name_port_holder(port: int) -> str:
         if pid is None:
             return "a process of another user or container"
         process = psutil.Process(pid)
-        command = " ".join(process.cmdline()) or process.name()
+        command = printable(" ".join(process.cmdline()) or process.name())
     except (psutil.Error, OSError):
         return "another process"
     return f"pid {pid} ({command[:80]})"

@@ -130,6 +130,12 @@ def test_a_port_is_taken_while_anyone_listens_on_it_and_the_listener_is_named(
     assert port_is_free(port)
 
 
+def test_a_listener_is_named_in_one_line(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: ["python", "-c", "\nimport x"])
+    assert name_port_holder(listener.getsockname()[1]) == f"pid {os.getpid()} (python -c  import x)"
+
+
 def test_a_port_that_is_picked_is_free() -> None:
     port = pick_free_port()
     assert 1024 <= port <= 65535
