@@ -88,7 +88,7 @@ def test_arguments_and_environment_of_workers(case: list[Any]) -> None:
     hosts = tuple([Host(name, tuple(slots)) for name, slots in world.items()])
     job = replace(plan_job(request, facts).job, hosts=hosts, node_count=len(hosts), accelerator="cpu")
     meeting = Meeting(0, node_rank, tuple([len(host.slots) for host in hosts]), "m", 29511)
-    ours = plan_node(job, meeting, AttemptFiles(None), facts)
+    ours = plan_node(job, meeting, AttemptFiles(None), facts, meeting.node_rank)
     theirs = workers
     if len({len(slots) for slots in world.values()}) > 1:
         theirs = [_with_local_rank(worker, rank) for rank, worker in enumerate(workers)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dsl.agent.timers import FileTimers
     from dsl.facts import Facts
-    from dsl.model.job import Job, Meeting
+    from dsl.model.job import Meeting
     from dsl.output.plugin import LogsPlugin
     from dsl.plan.job import JobPlan
     from dsl.plan.node import Rendezvous
@@ -51,8 +51,8 @@ class Planner:
         Raises:
             UsageError: this node cannot say how many workers it has, or the logs plug-in cannot be used.
         """
-        self.job, self._place = planned.job, planned.node_rank
-        job = self.job
+        self.job = job = planned.job
+        self._place = planned.node_rank
         self._told = planned.notices
         self._facts = facts
         self.attempts = 0
@@ -80,10 +80,10 @@ class Planner:
         """
         meeting = self._rendezvous.meet(attempt, self.local_world_size)
         self.attempts = meeting.attempt + 1
-        plan = self._plan(meeting, self._files)
+        plan = plan_node(self.job, meeting, self._files, self._facts, self._place)
         if self._plugin is not None:
             files = replace(self._files, chosen=self._plugin.ask(plan))
-            plan = self._plan(meeting, files)
+            plan = plan_node(self.job, meeting, files, self._facts, self._place)
         if self.job.is_strict and not attempt:
             refuse_fallbacks(plan.notices)
         if self.job.log_level == "debug":
@@ -101,10 +101,7 @@ class Planner:
             DslError: a wish cannot be fulfilled here.
         """
         meeting = meeting or self._rendezvous.meet(0, self.local_world_size)
-        return self._plan(meeting, self._files)
-
-    def _plan(self, meeting: Meeting, files: AttemptFiles, job: Job | None = None) -> NodePlan:
-        return plan_node(job or self.job, meeting, files, self._facts, place=self._place)
+        return plan_node(self.job, meeting, self._files, self._facts, self._place)
 
     def meet_by(self, rendezvous: Rendezvous) -> None:
         """Plan with these meetings from now on."""
@@ -175,7 +172,7 @@ class Planner:
         """The plan of a meeting without files: output that files would keep is shown instead."""
         output = replace(without_files(self.job.output), local_ranks=self.job.output.local_ranks)
         job = replace(self.job, output=replace(output, each_rank_log=None, stdout_words="", stderr_words=""))
-        plan = self._plan(meeting, replace(self._files, run_dir=None), job)
+        plan = plan_node(job, meeting, replace(self._files, run_dir=None), self._facts, self._place)
         notice = Notice("warning", f"{error}, this attempt has no log files and no error files")
         return replace(plan, notices=(notice,))
 

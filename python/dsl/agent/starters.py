@@ -435,11 +435,9 @@ class Starters:
         words = "".join([" " if mark in ":@," else mark for mark in line.lower()]).split()
         names = {place: bare(self._host(place)).rpartition("@")[2].lower() for place in program.places}
         places = [place for place, name in names.items() if name in words]
-        why = f"{program.name}: {line}"
-        if places:
-            is_own = program.is_of_host  # it is the user's, in place of ssh
-            way = " ".join(program.start.argv[:-1]) if is_own else f"ssh {self._host(places[0])}"
-            why = unreachable(way, [line], SSH_FAILED)
+        way = f"ssh {self._host(places[0])}" if places else ""
+        way = " ".join(program.start.argv[:-1]) if program.is_of_host else way  # the user's, in place of ssh
+        why = unreachable(way, [line], SSH_FAILED) if places else f"{program.name}: {line}"
         self.miss(places or program.places, why, ())
 
     def _hear_key(self, program: Starter, places: Sequence[int], number: str, key: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dsl._record import Record, replace
 from dsl.engine import LaunchSpec
 from dsl.errors import PortError
-from dsl.model.job import Meeting, NodePlan, Notice, WorkerPlan
+from dsl.model.job import Host, Meeting, NodePlan, Notice, WorkerPlan
 from dsl.model.request import DEFAULT_MASTER_PORT, PlacementRequest
 from dsl.output import (
     ERROR_FILE,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dsl.binding import Placement
     from dsl.facts import Facts
     from dsl.machine import Names, Ports
-    from dsl.model.job import Host, Job
+    from dsl.model.job import Job
     from dsl.model.request import SignalScope
     from dsl.output import OutputPlan
     from dsl.output.plugin import StreamFiles
@@ -107,18 +107,13 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
     return f"{names.temp_dir}/dsl_{run}" if asked.log_dir is None else f"{asked.log_dir}/{run}"
 
 
-def plan_node(
-    job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts, *, place: int | None = None
-) -> NodePlan:
-    """Decide every worker of this node.
-
-    ``place``: that of this node among `Job.hosts`; None: its node rank.
+def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts, place: int) -> NodePlan:
+    """Decide every worker of this node. ``place``: that of its host among `Job.hosts`.
 
     Raises:
         UsageError: this machine cannot fulfil a wish; the subclass tells the kind of error.
     """
-    own = job.hosts[meeting.node_rank if place is None else place] if job.hosts else None
-    plan = _Node(job, meeting, files, facts, own).plan()
+    plan = _Node(job, meeting, files, facts, place).plan()
     if job.debug.ranks:
         from dsl.plan.starting import with_debugger
 
@@ -137,9 +132,7 @@ def plan_node(
 class _Node:
     """This node in one attempt: what is decided for it, step by step."""
 
-    def __init__(
-        self, job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts, own: Host | None
-    ) -> None:
+    def __init__(self, job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts, place: int) -> None:
         self._job, self._meeting, self._files, self._facts = job, meeting, files, facts
         self._inherited = inherited_environment(job, facts.environ)
         self._own: tuple[Mapping[str, str], ...] = ()
@@ -149,7 +142,7 @@ class _Node:
 
             count = meeting.local_world_size
             self._own = own_devices(job.workers, self._inherited, count, facts.devices)
-        self._host, self._slots = (facts.names.host, ()) if own is None else (own.name, own.slots)
+        self._host = job.hosts[place] if job.hosts else Host(facts.names.host, ())
         self._is_flat = (
             job.flavour.keeps_errors and job.program.kind != "call" and not needs_run_dir(job.output)
         )
@@ -163,7 +156,7 @@ class _Node:
         if count == 1:
             env = {**shared_ranks(facts.environ, meeting, 0), **env}
         if flavour.shows_slots:
-            env.update(shown_slots(job, self._slots, self._inherited, facts))
+            env.update(shown_slots(job, self._host.slots, self._inherited, facts))
         placement = self._place(env)
         if placement is not None and placement.node_threads is not None:
             env[THREADS_VARIABLE] = str(placement.node_threads)
@@ -176,7 +169,7 @@ class _Node:
         return NodePlan(
             job,
             meeting,
-            host=self._host,
+            host=self._host.name,
             workers=workers,
             env=env,
             group=LaunchSpec(
@@ -281,7 +274,7 @@ class _Node:
                 [rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks]
             )
         shown = Shown(
-            *(meeting.ranks, meeting.world_size, self._inherited, job.role, self._host),
+            *(meeting.ranks, meeting.world_size, self._inherited, job.role, self._host.name),
             *(files.run_dir, meeting.attempt, each_rank_logs),
         )
         output = plan_output(asked, shown, facts.console)

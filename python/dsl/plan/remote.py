@@ -332,12 +332,10 @@ def node_bounds(request: Request, host_count: int, *, is_remote: bool) -> NodeRa
 
 def elastic_job(job: Job, request: Request, nodes: NodeRange, facts: Facts, *, is_remote: bool) -> Job:
     """Make a job elastic. ``is_remote``: a head reaches the hosts; otherwise the nodes find each other."""
-    hosts = job.hosts
-    if not is_remote and nodes[1] > 1 and hosts[0].name == LOCAL_NAME:  # this host, for users of the others
-        hosts = (replace(hosts[0], name=facts.names.host), *hosts[1:])
+    if not is_remote and nodes[1] > 1 and job.hosts[0].name == LOCAL_NAME:  # users of other hosts hear of it
+        job = replace(job, hosts=(replace(job.hosts[0], name=facts.names.host),))
     return replace(
         job,
-        hosts=hosts,
         flavour=ELASTIC,
         program=replace(job.program, local_rank_option=""),
         meeting=job.meeting if is_remote else _meeting(request, nodes),

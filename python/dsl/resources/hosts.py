@@ -74,10 +74,9 @@ def parse_discovered(lines: Iterable[str]) -> dict[str, int]:
     for line in lines:
         host, colon, slots = line.strip().rpartition(":")
         spelled.append(f"{host} slots={slots}" if colon and slots.isdecimal() and " " not in host else line)
-    found = {host: slots for host, slots in parse_hostfile(spelled, "--discover").items() if slots}
-    if not found:
-        raise HostfileError("--discover: no host has a slot")
-    return found
+    if found := {host: slots for host, slots in parse_hostfile(spelled, "--discover").items() if slots}:
+        return found
+    raise HostfileError("--discover: no host has a slot")
 
 
 def parse_pythons(lines: Iterable[str], path: str = "hostfile") -> dict[str, str]:

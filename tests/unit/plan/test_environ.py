@@ -45,7 +45,7 @@ def _environment(
     )
     facts = make_facts(environ=environ, cuda=8, files={POD_ENVIRONMENT_PATH: "export FC_TASK_INDEX=2"})
     meeting = Meeting(0, 1, (1, 2), "10.0.0.1", 5)
-    return dict(plan_node(job, meeting, AttemptFiles(None), facts).env)
+    return dict(plan_node(job, meeting, AttemptFiles(None), facts, meeting.node_rank).env)
 
 
 def test_workers_of_deepspeed_get_no_names_of_torchrun_but_the_one_that_lightning_reads() -> None:
@@ -68,7 +68,7 @@ def _torch_environment(meeting: Meeting) -> tuple[dict[str, str], list[dict[str,
     job = Job(
         TORCH, Program("script", "t.py"), MeetingPoint("static", "10.0.0.1", 5), node_count=2, workers="2"
     )
-    plan = plan_node(job, meeting, AttemptFiles(None), make_facts())
+    plan = plan_node(job, meeting, AttemptFiles(None), make_facts(), meeting.node_rank)
     return dict(plan.env), [dict(worker.env) for worker in plan.workers]
 
 
@@ -174,7 +174,9 @@ def _inherited(environ: dict[str, str], count: int, *, own: Pairs = ()) -> dict[
         TORCH, Program("script", "t.py"), MeetingPoint("static", "a", 5), node_count=2, workers=str(count)
     )
     meeting = Meeting(0, 1, (1, count), "a", 5)
-    plan = plan_node(replace(job, env=own), meeting, AttemptFiles(None), make_facts(environ=environ))
+    plan = plan_node(
+        replace(job, env=own), meeting, AttemptFiles(None), make_facts(environ=environ), meeting.node_rank
+    )
     return {name: value for name, value in plan.env.items() if name in {**environ, **dict(own)}}
 
 
