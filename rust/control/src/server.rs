@@ -300,7 +300,8 @@ impl Core {
             data,
         } = admitted;
         let place = i64::from(place);
-        let is_there = self.links.values().any(|link| link.face.place() == place);
+        let is_its = |link: &Link| link.face.place() == place && !link.face.is_closing();
+        let is_there = self.links.values().any(is_its);
         if is_there && origin.has_fixed_places() {
             let refusal = Frame::Message(&self.settings.taken).to_bytes();
             // If that fails, the agent does not learn why.

@@ -294,6 +294,21 @@ fn several_agents_may_come_for_a_place_where_they_come_by_themselves() {
 }
 
 #[test]
+fn an_agent_may_come_for_the_place_of_one_that_does_not_hang_up() {
+    let (head, port) = head();
+    let _old = agent(port, 7, "old");
+    let old = loop {
+        if let Some(News::Message(face, _)) = head.read().pop() {
+            break face;
+        }
+        assert_eq!(poll(&mut [PollFd::new(&head, PollFlags::IN)], None), Ok(1));
+    };
+    head.close_link(&old);
+    let _new = agent(port, 7, "new");
+    assert_eq!(next(&head, 1), ["7: new"]);
+}
+
+#[test]
 fn a_client_of_torch_s_store_is_told_from_other_strangers() {
     let head = hub(true);
     let port = head.listen("", 0, Some(false)).unwrap();
