@@ -14,7 +14,7 @@ from dsl.control.clock import Clock
 from dsl.control.messages import Checked
 from dsl.model.health import Health, Symptom, Verdict, Way
 from dsl.model.job import Notice
-from dsl.words import counted, name_few
+from dsl.words import counted, name_few, printable
 
 Found: TypeAlias = Iterator[tuple[Verdict, Sequence[str], str]]
 """Level, hosts and text of each finding."""
@@ -274,7 +274,7 @@ def page(
 
 def line_of(names: Sequence[str], finding: Symptom) -> str:
     """A finding as a line of the page."""
-    return f"{finding.level:7}  {where(names)}{finding.line}"
+    return printable(f"{finding.level:7}  {where(names)}{finding.line}")
 
 
 def where(names: Sequence[str]) -> str:

@@ -252,6 +252,8 @@ def test_equal_findings_are_one_line_and_errors_come_first() -> None:
     assert page([], (), 1) == [
         f"doctor: this host, 1 worker: all is well, {len(HOST_CHECKS)} checks found nothing"
     ]
+    strange = Symptom("error", LAUNCH, "port 1 is taken by python -c \nx\x1b[31m(): end it")
+    assert page([((), strange)], (), 1)[1] == f"error    port 1 is taken by python -c  x(): end it [{LAUNCH}]"
     many = [((), Symptom("warning", "disk", str(number))) for number in range(40)]
     assert len(page(many, (), 1)) == MOST_LINES + 2 <= 24
 
