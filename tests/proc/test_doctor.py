@@ -81,6 +81,11 @@ def test_a_healthy_machine_has_no_finding_and_nothing_is_started(machine: Machin
     assert sorted(os.listdir(machine.folder)) == before
 
 
+def test_no_number_of_workers_is_told_of_a_job_that_cannot_be_planned(machine: Machine) -> None:
+    code, text = machine.doctor("--nproc-per-node=2", "--nnodes=2", "--node-rank=5", program="dslrun")
+    assert (code, text.splitlines()[0]) == (2, "doctor: this host: 1 error")
+
+
 ONCE = """\
 import os, sys
 attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

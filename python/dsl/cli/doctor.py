@@ -94,7 +94,7 @@ def examine(request: Request, facts: Facts, reach: Callable[[JobPlan], int]) -> 
         remote = replace(planned.remote, per_node=True, least_nodes=0, checks=True)
         return reach(replace(planned, remote=remote))
     notices = planned.notices
-    workers = 1
+    workers = 0  # unknown
     if not problems:
         try:
             planner = Planner(planned, facts)
@@ -107,7 +107,8 @@ def examine(request: Request, facts: Facts, reach: Callable[[JobPlan], int]) -> 
     cwd = facts.files.cwd
     job, environ = planned.job, inherited_environment(planned.job, facts.environ)
     problems += [text for text in file_problems(job, environ, cwd) if text and text not in problems]
-    health = look_here(job, facts.environ, facts, node_rank=planned.node_rank, workers=workers, cwd=cwd)
+    node_rank = planned.node_rank
+    health = look_here(job, facts.environ, facts, node_rank=node_rank, workers=workers or 1, cwd=cwd)
     health = replace(health, meeting=_look_at_meeting(planned, facts))
     findings = find_all([Examined("", Checked(tuple(problems), health=health))], notices)
     show_text("\n".join(page(findings, (), workers)))
