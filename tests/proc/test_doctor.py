@@ -131,6 +131,9 @@ def test_a_healthy_machine_adds_no_word_to_the_job(machine: Machine) -> None:
 def test_a_ring_belongs_to_the_doctor(machine: Machine) -> None:
     code, out, said = machine.ran("--ring", "train.py", program="dslrun")
     assert (code, out, said) == (2, "", "dslrun: error: --ring starts no script: give it with --doctor\n")
+    options = ["--max-restarts=3", "--give-up-on=2", "--hang-timeout=3", "--hang-action=stop"]
+    code, _, said = machine.ran("--doctor", "--ring", "--dry-run", *options, "train.py", program="dslrun")
+    assert (code, said) == (0, "")
 
 
 @ROOT

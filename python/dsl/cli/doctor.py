@@ -15,6 +15,7 @@ from dsl.model.health import MeetingLook
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.model.request import (
     DEFAULT_MASTER_PORT,
+    NO_POLICY,
     DebugRequest,
     ElasticRequest,
     OutputRequest,
@@ -53,7 +54,9 @@ def ring_request(request: Request) -> Request:
         debug=DebugRequest(),
         show=replace(request.show, doctor=False, doctor_first=True, ring=False),
         max_restarts=0,
+        policy=NO_POLICY,
         hang_timeout_s=None,
+        hang_action="report",
     )
 
 
