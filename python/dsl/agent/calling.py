@@ -234,34 +234,30 @@ class Calling(OtherNode, Joins):
     ) -> None:
         """``offer`` makes what this node says about itself before each attempt."""
         super().__init__(joining, tell, offer)
-        self._problem = ""
-        """Why the conductor cannot be reached, for `receive`."""
+        self._inbox = []
 
     def start(self, supervisor: Supervisor | None = None) -> None:  # noqa: ARG002  others need it
         """Call the conductor. From here on this process must not fork and go on in the child."""
         try:
             self._connect(self._joining.port)
         except ControlError as error:
-            self._problem = str(error)
+            self._inbox = [Orphaned(str(error))]
         else:
             self._hub.start()
 
     @property
     def deadline_s(self) -> float | None:  # type: ignore[override]
         """`time.monotonic` when `receive` returns something even if nothing is readable."""
-        return 0.0 if self._problem else None
+        return 0.0 if self._inbox else None
 
     def fileno(self) -> int:
         """The descriptor of the hub."""
-        return -1 if self._problem else super().fileno()
+        return -1 if self._inbox else super().fileno()
 
     def receive(self) -> list[object]:
         """The messages that have arrived for our part."""
-        if self._problem:
-            found: list[object] = [Orphaned(self._problem)]
-            self._problem = ""
-            return found
-        return super().receive()
+        inbox, self._inbox = self._inbox, []
+        return inbox or super().receive()
 
     def _wait(self, *others: int) -> None:
         wait_for(self.fileno(), *others, left_s=self.deadline_s)

@@ -62,6 +62,8 @@ class Joins:
 
     _joining: Joining
     _tell: Callable[[Notice], None]
+    _inbox: list[object]
+    """What `receive` returns first."""
 
     def join(self, supervisor: Supervisor | None = None) -> object:
         """Wait for the first meeting, and return it or another last message of the conductor.
@@ -73,10 +75,12 @@ class Joins:
             RendezvousError: the nodes have not come in time.
         """
         while True:
-            for message in self.receive():
+            said = self.receive()
+            for count, message in enumerate(said, 1):
                 if isinstance(message, Refused):
                     raise self._refusal(message)
                 if not isinstance(message, Said):
+                    self._inbox = said[count:]
                     return message
             self._wait(-1 if supervisor is None else supervisor.fileno())
             code = None if supervisor is None else self.end_of_wait(supervisor)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from tests.support.events import a_plan, a_signal, an_attempt, an_exit, end
 from tests.unit.agent.test_part import FIRST, Talk
 
 from dsl._record import replace
-from dsl.agent.calling import Orphaned
+from dsl.agent.calling import Calling, Orphaned
 from dsl.agent.fixed_nodes import ended_without_us
+from dsl.agent.joining import store_joining
 from dsl.agent.torch_nodes import StoreMember
-from dsl.control.messages import Checked, MeetByTorch, Over, Stop
+from dsl.control.messages import Checked, Lost, MeetByTorch, Over, Stop
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.model.judgement import Judgement
 from dsl.model.outcome import Awaiting, Decision
 from dsl.model.request import Program
 from dsl.plan.worker import ELASTIC
+from dsl.rendezvous.delegate_messages import Claimed
 
 JOB = Job(ELASTIC, Program("script", "t.py"), MeetingPoint("dynamic", "", None, "c10d", "n0"), run_id="j")
 
@@ -56,6 +59,22 @@ def test_without_a_conductor_another_one_decides() -> None:
     (event,) = member.read()
     assert member.decide(event, last) == Decision("go_on", told=Awaiting(last, "meeting"))
     assert member.decide(object(), last) == Decision("stop")
+
+
+def test_what_comes_together_with_the_first_meeting_is_heard_after_it() -> None:
+    """The node was frozen for a while, or the machine is busy."""
+    facts: Any = SimpleNamespace(names=SimpleNamespace(host="h", pid=1))
+    claimed = Claimed(1, 1, "10.0.0.2", "n1", "10.0.0.1", 4000, "00" * 32, "n0:29400")
+    joining = store_joining(JOB, claimed, FIRST.local_world_size, facts, None)
+    node: Any = Calling(joining, Checked, print)
+    stop = Stop(15, 1.0)
+    said = [(None, one) for one in (FIRST, stop, Lost("has closed the connection"))]
+    node._hub = SimpleNamespace(read=lambda: said)
+    assert node.join() == FIRST
+    assert node.deadline_s == 0.0
+    lost = Orphaned("the node that conducts the job has closed the connection")
+    assert node.receive() == [stop, lost]
+    assert node.deadline_s is None
 
 
 def test_a_node_that_has_lost_its_conductor_stops_its_workers_and_looks_for_the_next() -> None:
