@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.command import ran
 from tests.support.jobs import Helpers
+from tests.support.places import Nodes
 
 
 def a_script(folder: Path, text: str) -> Path:
@@ -55,6 +56,20 @@ def test_the_stop_of_a_cause_that_still_cleaned_up_is_not_the_exit_code(
     assert re.search(cause, result.stderr, re.MULTILINE), result.stderr
     assert "ValueError: bad batch" in result.stderr
     assert str(temporary) in result.stderr
+
+
+@pytest.mark.guarantee("G3")
+def test_a_cause_that_still_cleaned_up_is_named_though_ranks_of_another_node_died_first(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    script = a_script(tmp_path, CLEANS_UP.format(handler=""))
+    options = "--nproc-per-node=1"
+    jobs = nodes.start(options, options, program=(str(script), str(tmp_path / "gate")))
+    assert [job.wait() for job in jobs] == [1, 1]
+    for job in jobs:
+        named = r"^dslrun: rank 0 \(.*\) failed first: an exception, stopped by .* ValueError: bad batch$"
+        assert re.search(named, job.stderr(), re.MULTILINE), job.stderr()
+        assert re.search(r"^dslrun: also failed: rank 1 \(.* exit code 7$", job.stderr(), re.MULTILINE)
 
 
 @pytest.mark.guarantee("G2")

@@ -270,7 +270,8 @@ class Agent:
         if plan.fork_servers:
             numbers = [self._serve(server) for server in plan.fork_servers]
             self._spec = self._spec_of(plan, numbers)
-        self._begin_s, self._spoke_ns = time.monotonic(), 0  # other nodes may ask about them at once
+        # Other nodes may ask about them at once.
+        self._begin_s, self._spoke_ns, self._stopped_ns = time.monotonic(), 0, 0
         # Before the start, so that the engine knows whether it has to wake us for each worker.
         self._take_in(0.0)
         if plan.job.hang_timeout_s is not None or self._metrics is not None:
@@ -340,6 +341,7 @@ class Agent:
                     news=tuple(self._news),
                     stacks=self._end_look(),
                     spoke_ns=self._spoke_ns,
+                    stopped_ns=self._stopped_ns,
                 )
                 last = self._note(outcome)
             elif isinstance(event, EndHung):
@@ -430,6 +432,7 @@ class Agent:
         if decision.kind == "signal":
             self._supervisor.signal(decision.signum)
         elif decision.kind == "stop":
+            self._stopped_ns = self._stopped_ns or (time.time_ns() if decision.why else 0)
             self._supervisor.stop(signum=decision.signum, grace_s=decision.grace_s)
 
     def _wait(self, within_s: float | None) -> tuple[Sequence[object], Sequence[object]]:
@@ -462,7 +465,7 @@ class Agent:
         cause = None if attempt.plan.group.stays_open else ended.first_failure
         attempt = replace(attempt, cause=cause)
         has_ended_well = cause is None and ended.stop_signal is None and not ended.survivors
-        if not has_ended_well or attempt.fatal_hang is not None:
+        if not has_ended_well or attempt.stopped_ns or attempt.fatal_hang is not None:
             what = "the evidence of the failure is missing"
             attempt = optional(attempt.plan.command, what, lambda: _with_report(attempt)) or attempt
         if any(one.signal is not None for one in attempt.exits):

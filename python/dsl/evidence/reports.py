@@ -61,16 +61,17 @@ CLOCK_SLACK_S = 2.0
 
 def with_report(attempt: AttemptOutcome) -> AttemptOutcome:
     """The attempt with its report. Error files may show that another failure came before the first death."""
-    if attempt.cause is not None and any(one.error_file is not None for one in attempt.plan.workers):
+    may_fail = attempt.cause is not None or attempt.stopped_ns
+    if may_fail and any(one.error_file is not None for one in attempt.plan.workers):
         from dsl.report.failures import collect, root_cause
 
         try:
-            failures = tuple(collect(attempt.plan, attempt.exits))
-            order = root_cause(failures).order if failures else attempt.cause.order
+            failures = tuple(collect(attempt.plan, attempt.exits, attempt.stopped_ns))
+            root = root_cause(failures).order if failures else None
         except Exception as error:  # noqa: BLE001  without error files the first death is the cause
             complain(attempt.plan.command, error)
         else:
-            cause = next(one for one in attempt.exits if one.order == order)
+            cause = next((one for one in attempt.exits if one.order == root), attempt.cause)
             attempt = replace(attempt, failures=failures, cause=cause)
     return replace(attempt, report=report_of(attempt))
 
@@ -83,12 +84,13 @@ def report_of(attempt: AttemptOutcome) -> Report:
         exits = tuple([one for one in exits if one.signal != SIGKILL or one.worker not in server.workers])
     others = [one for one in exits if one.status and not one.caused_by_stop]
     others = [one for one in others if cause is not None and one.worker != cause.worker]
+    moments_ns = {one.order: one.moment_ns for one in attempt.failures}
     report = Report(
         attempt=attempt.plan.meeting.attempt,
         code=attempt.code,
         host=attempt.plan.host,
         ended=len(attempt.exits),
-        cause=None if cause is None else failed(workers[cause.worker], cause),
+        cause=None if cause is None else failed(workers[cause.worker], cause, moments_ns.get(cause.order)),
         others=tuple([failed(workers[one.worker], one) for one in others[:MOST_OTHERS]]),
         more=tuple([workers[one.worker].label.name for one in others[MOST_OTHERS:]]),
         after=_after(attempt, exits),
@@ -118,14 +120,14 @@ def _is_silent(attempt: AttemptOutcome) -> bool:
     return not attempt.spoke_ns or (is_traceback and is_late)
 
 
-def failed(worker: WorkerPlan, exit_: Exit) -> Failed:
-    """The facts of how a worker failed."""
+def failed(worker: WorkerPlan, exit_: Exit, moment_ns: int | None = None) -> Failed:
+    """The facts of how a worker failed. ``moment_ns``: when it did; None: when it died."""
     label, path = worker.label, exit_.exec_path
     who = (label.noun, label.name, worker.rank, worker.local_rank, exit_.pid)
     code = own_code(exit_.status, is_stopped=exit_.caused_by_stop)
     how = (exit_.code, exit_.signal, exit_.core_dumped, exit_.caused_by_stop)
     start = (exit_.exec_stage, exit_.exec_errno, path, "missing" if path is None else target_of(path))
-    return Failed(*who, code, exit_.ended_ns, *how, *start)
+    return Failed(*who, code, moment_ns or exit_.ended_ns, *how, *start)
 
 
 def _after(attempt: AttemptOutcome, exits: Sequence[Exit]) -> tuple[Alike, ...]:
@@ -155,11 +157,12 @@ def _by_stop(exit_: Exit, ended: Ended) -> bool:
 def evidence_of(attempt: AttemptOutcome) -> Evidence:
     """What is known about the cause of an attempt besides its exit."""
     cause, ended = attempt.cause, attempt.ended
-    if cause is None or ended.first_failure is None:
+    if cause is None:
         return NO_EVIDENCE
     worker = attempt.plan.workers[cause.worker]
     path, known, words = worker.log_path, "", None
-    tail = ended.tail if cause.worker == ended.first_failure.worker else b""
+    first = ended.first_failure
+    tail = ended.tail if first is not None and cause.worker == first.worker else b""
     tail = _without_lost_record(tail or (last_bytes(path) if path is not None else b""), worker.error_file)
     timer = attempt.cause_timer
     if timer is not None:

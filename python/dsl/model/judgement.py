@@ -42,7 +42,7 @@ class Failed(Record):
     status: FailureCode
     """Its exit code, or 128 + the signal."""
     ended_ns: Moment
-    """CLOCK_REALTIME of its host when its death was noticed."""
+    """CLOCK_REALTIME of its host when its death was noticed, or before, when it recorded an exception."""
     code: Code | None = None
     signal: Signal | None = None
     core_dumped: bool = False
@@ -241,6 +241,10 @@ class ErrorRecord(Record):
     """The file holds a plain message, not the parts of an exception."""
 
 
+COARSE_NS = 10_000_000
+"""Times of files lag behind the clock by up to a tick of the kernel, at most 10 ms."""
+
+
 class Failure(Record):
     """A worker that failed by itself, as torchrun's error tells it."""
 
@@ -265,3 +269,8 @@ class Failure(Record):
     """Why it failed, as one clause."""
     is_stopped: bool = False
     """It recorded its failure before the first death, and was still cleaning up when we stopped the group."""
+
+    @property
+    def moment_ns(self) -> int:
+        """When it failed: when it recorded an exception, if that was clearly before its death."""
+        return min(self.time_ns, self.time_ns if self.recorded_ns is None else self.recorded_ns + COARSE_NS)

@@ -135,6 +135,8 @@ class AttemptOutcome(Record):
     """What the other workers executed when one had failed, with ``--stacks-on-failure``."""
     spoke_ns: int = 0
     """With a policy of restarts: CLOCK_REALTIME of the first output; 0: there was none before the stop."""
+    stopped_ns: int = 0
+    """CLOCK_REALTIME of the stop because of a failure elsewhere; 0: there was none."""
     not_tried: str = ""
     """Why the policy of restarts forbids another attempt, as a clause; empty: it does not."""
     report: Report | None = None

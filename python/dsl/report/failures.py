@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 8 << 20
 """A longer error file counts as damaged."""
 
-COARSE_NS = 10_000_000
-"""Times of files lag behind the clock by up to a tick of the kernel, at most 10 ms."""
-
 TRUSTED_NS = 1_000_000_000
 """How far a file's time may lie outside of its worker's life; a time beyond that is from another clock."""
 
@@ -60,23 +57,24 @@ NOT_AVAILABLE = "<N/A>"
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
-def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
+def collect(plan: NodePlan, exits: Sequence[Exit], stopped_ns: int = 0) -> list[Failure]:
     """Every worker that failed by itself, in the order in which they died.
 
-    A worker that we stopped counts, too, if it recorded an exception before the first worker died.
+    A worker that we stopped counts, too, if it recorded an exception before the first worker died, or before
+    ``stopped_ns``, when all were stopped because of a failure elsewhere.
     """
     error_files = [worker.error_file for worker in plan.workers]
     found = []
-    first_ns = None
+    first_ns = stopped_ns or None
     for exit_ in sorted(exits, key=lambda exit_: exit_.order):
         if exit_.status == 0:
             continue
         if not exit_.caused_by_stop:
-            first_ns = exit_.ended_ns if first_ns is None else first_ns
+            first_ns = min(exit_.ended_ns, first_ns or exit_.ended_ns)
             found.append(_failure(plan, exit_, error_files[exit_.worker]))
         elif first_ns is not None and error_files[exit_.worker] is not None:
             failure = _failure(plan, exit_, error_files[exit_.worker])
-            if failure.recorded_ns is not None and first_ns - failure.recorded_ns > COARSE_NS:
+            if failure.recorded_ns is not None and failure.moment_ns < first_ns:
                 found.append(failure)
     return found
 
@@ -114,15 +112,9 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     first death. Raises ValueError without failures.
     """
     first = min(failures, key=lambda failure: failure.order)
-    times = [
-        (failure.recorded_ns, failure.order, failure)
-        for failure in failures
-        if failure.recorded_ns is not None
-    ]
-    if not times:
-        return first
-    recorded_ns, _, earliest = min(times, key=lambda entry: entry[:2])
-    return earliest if first.time_ns - recorded_ns > COARSE_NS else first
+    earliest = min(failures, key=lambda failure: (failure.moment_ns, failure.order))
+    is_sooner = earliest.recorded_ns is not None and earliest.moment_ns < first.time_ns
+    return earliest if is_sooner else first
 
 
 class HandedError:

@@ -21,8 +21,8 @@ from dsl import Exit
 from dsl.errors import DslError
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.model.job import Meeting, NodePlan, WorkerPlan
-from dsl.model.judgement import ErrorRecord, Failure
-from dsl.report.failures import COARSE_NS, MAX_BYTES, collect, load_error_file, root_cause
+from dsl.model.judgement import COARSE_NS, ErrorRecord, Failure
+from dsl.report.failures import MAX_BYTES, collect, load_error_file, root_cause
 
 pytestmark = pytest.mark.guarantee("G3")
 
