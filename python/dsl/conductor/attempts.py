@@ -184,11 +184,10 @@ class Gathering:
 def too_few(terms: Terms) -> str:
     """Why no attempt can begin if members may come at any time, and too few have come."""
     point = terms.job.meeting
-    setting = "--elastic-wait" if terms.job.flavour.command == "dsl" else "join_timeout"
     return (
         f"too few nodes have come to {point.endpoint or 'the store'} with run id {terms.job.run_id} within "
         f"{terms.wait_s:g} s, it takes {terms.least}: start them with the same run id and endpoint, or raise "
-        f"{setting}"
+        "join_timeout (dsl: --elastic-wait)"
     )
 
 

@@ -360,7 +360,8 @@ def _timeout_text(order: Open, place: str) -> str:
     time_s = number(order.point.settings, "join_timeout")
     return (
         f"too few nodes have come to {place} with run id {order.run_id} within {time_s} s, it takes "
-        f"{order.point.least_nodes}: start them with the same run id and endpoint, or raise join_timeout"
+        f"{order.point.least_nodes}: start them with the same run id and endpoint, or raise "
+        "join_timeout (dsl: --elastic-wait)"
     )
 
 

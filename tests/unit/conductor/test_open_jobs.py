@@ -73,7 +73,7 @@ def test_too_few_nodes_are_waited_for_so_long_and_those_that_are_there_hear_it()
     orders = stage.later(60)
     text = (
         "too few nodes have come to n0:29400 with run id  within 60 s, it takes 2: start them with the same run "
-        "id and endpoint, or raise --elastic-wait"
+        "id and endpoint, or raise join_timeout (dsl: --elastic-wait)"
     )
     assert messages(orders, Refused) == [(0, Refused(text, 1))]
     assert stage.conductor.code == 1
