@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dsl.agent.timers import FileTimers
     from dsl.facts import Facts
-    from dsl.model.job import Meeting
+    from dsl.model.job import Job, Meeting
     from dsl.output.plugin import LogsPlugin
     from dsl.plan.job import JobPlan
     from dsl.plan.node import Rendezvous

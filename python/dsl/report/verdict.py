@@ -54,7 +54,7 @@ def not_tried(why: str) -> str:
 
 
 def headlines(judgement: Judgement) -> list[str]:
-    """What is said of an attempt that another one follows."""
+    """The lines about an attempt that another one follows."""
     return [*verdict(judgement)[:1], *others_then(judgement)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.support.events import a_plan, a_signal, an_attempt, an_exit, end
 from tests.unit.agent.test_part import FIRST, Talk
 
@@ -18,6 +19,7 @@ from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.model.judgement import Judgement
 from dsl.model.outcome import Awaiting, Decision
 from dsl.model.request import Program
+from dsl.plan.job import JobPlan
 from dsl.plan.worker import ELASTIC
 from dsl.rendezvous.delegate_messages import Claimed
 
@@ -61,15 +63,17 @@ def test_without_a_conductor_another_one_decides() -> None:
     assert member.decide(object(), last) == Decision("stop")
 
 
-def test_what_comes_together_with_the_first_meeting_is_heard_after_it() -> None:
+def test_what_comes_together_with_the_first_meeting_is_heard_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The node was frozen for a while, or the machine is busy."""
     facts: Any = SimpleNamespace(names=SimpleNamespace(host="h", pid=1))
     claimed = Claimed(1, 1, "10.0.0.2", "n1", "10.0.0.1", 4000, "00" * 32, "n0:29400")
-    joining = store_joining(JOB, claimed, FIRST.local_world_size, facts, None)
-    node: Any = Calling(joining, Checked, print)
+    joining = store_joining(JobPlan(JOB, 0), claimed, FIRST.local_world_size, facts, None)
     stop = Stop(15, 1.0)
     said = [(None, one) for one in (FIRST, stop, Lost("has closed the connection"))]
-    node._hub = SimpleNamespace(read=lambda: said)
+    monkeypatch.setattr("dsl.agent.calling.Hub", lambda _: SimpleNamespace(read=lambda: said))
+    node: Any = Calling(joining, Checked, print)
     assert node.join() == FIRST
     assert node.deadline_s == 0.0
     lost = Orphaned("the node that conducts the job has closed the connection")
