@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dsl_control::frame::{Frame, Ping};
-use dsl_control::strangers::SPARE;
 use dsl_control::{
     Caller, ConnectError, Face, Hub, KEY_LEN, MAGIC, News, OPENING_LEN, PREAMBLE_LEN, Role, Session,
     Settings, Stream, connect,
@@ -190,7 +189,8 @@ fn a_flood_does_not_push_out_an_agent_that_has_begun_with_the_key() {
     let (mut socket, mut session, opening) = speak(port, 7);
     let flood: Vec<TcpStream> = (0..200).map(|_| knock(port)).collect();
     assert!(is_refused(&flood[0]));
-    let copies: Vec<TcpStream> = (0..SPARE)
+    // Few, because the agent has ten seconds, in which a busy machine computes few keys.
+    let copies: Vec<TcpStream> = (0..2)
         .map(|_| {
             let mut copy = knock(port);
             copy.write_all(&opening).unwrap();
