@@ -155,16 +155,19 @@ def test_without_py_spy_one_is_told_how_to_install_it(
     assert found.threads[0].call == "clock_nanosleep"
 
 
-def test_a_taker_that_hangs_is_ended_and_leaves_no_process(
-    sleeping: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "does, within_s, why", [("sleep 60", 0.2, "gave no answer in time"), ("true", 20.0, "was ended")]
+)
+def test_a_taker_that_hangs_or_dies_is_told_and_leaves_no_process(
+    does: str, within_s: float, why: str, sleeping: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.write_text(f"#!/bin/sh\nexec {does}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     before = processes.children(os.getpid())
-    (found,) = take_stacks(Look(1, "stacks"), [RankStatus(0, 0, sleeping)], 0.2)
-    assert found.problem == "the process that takes stacks gave no answer in time"
+    (found,) = take_stacks(Look(1, "stacks"), [RankStatus(0, 0, sleeping)], within_s)
+    assert found.problem == f"the process that takes stacks {why}"
     assert processes.children(os.getpid()) == before
 
 

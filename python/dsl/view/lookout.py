@@ -212,7 +212,7 @@ def _answers(taker: socket.socket, within_s: float) -> Iterator[RankStacks]:
         except TimeoutError:
             return
         if not data:
-            return
+            raise ConnectionResetError
         yield from lines.feed(data)
 
 
