@@ -256,7 +256,7 @@ class Conductor(BaseConductor):
             self.roster.forget(place)
             return [Send(place, Refused(text, USAGE)), Speak(Notice("warning", text))]
         one.size, one.role, one.order, one.joined_s = hello.workers, hello.role, hello.order, self._now_s
-        if hello.attempts > self._count:  # another conductor was lost
+        if terms.is_open and hello.attempts > self._count:  # another conductor was lost
             self._count = hello.attempts
             self._restarts.count, self._restarts.reason = hello.restarts, "membership"
         if not terms.offers:  # else it says next where its rank 0 would listen

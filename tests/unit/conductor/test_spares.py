@@ -129,6 +129,15 @@ def test_a_member_that_comes_again_starts_with_a_clean_record() -> None:
     assert order(stage) == [1, 3, 2]
 
 
+def test_a_node_with_a_fixed_place_cannot_say_how_many_restarts_are_left() -> None:
+    """Nobody but node 0 conducts such a job."""
+    stage = Stage(coming(2, 1, spares=1))
+    come(stage, 0, 1)
+    stage.hear(2, Hello("1", 2, "h2", 1, workers=1, attempts=9, restarts=9))
+    fail(stage, 0)
+    assert (stage.meeting.attempt, stage.meeting.restarts) == (1, 1)
+
+
 def test_a_spare_is_not_waited_for_and_a_node_before_it_is() -> None:
     stage = Stage(coming(3, spares=1))
     come(stage, 0, 2, 3)
