@@ -30,6 +30,7 @@ from dsl.control.messages import (
     Lost,
     MeetByTorch,
     Over,
+    Preempted,
     Refused,
     Said,
     Stop,
@@ -110,6 +111,9 @@ class World:
             )
         elif what == 12:
             self.hear(place, self.nonsense(place))
+        elif what == 13 and agent.attempt == self.attempt and self.dice.throw(4) == 3:
+            self.signals += not self.terms.is_open
+            self.hear(place, Preempted(self.attempt, 10))
         else:
             self.anywhere(what)
 
@@ -267,6 +271,10 @@ class World:
             or terms.is_elastic
             or terms.members_come
         )
+        sizes = [0] * meetings[0].node_count
+        for place, meeting in zip(places, meetings, strict=True):
+            sizes[meeting.node_rank] += self.conductor.roster[place].size
+        assert {one.local_world_sizes for one in meetings} == {tuple(sizes)}
         self.attempt, self.restarts, self.members, self.codes = number, restarts, set(places), {}
 
     def is_unheard(self, place: int) -> bool:
