@@ -431,9 +431,11 @@ class Conductor(BaseConductor):
             return []
         is_elastic = self._terms.is_elastic
         if attempt.reports[place] is not None:
-            if not is_elastic:
-                attempt.left[place] = Notice("warning", f"{self.roster.name(place)}: {how}")
-            return []
+            if is_elastic:
+                return []
+            text = f"{self.roster.name(place)}: {how}; without it no other attempt can follow"
+            attempt.left[place] = notice = Notice("warning", text)
+            return [Speak(notice)]
         report = attempt.lose(place, self.roster.name(place), how, code, is_lost=is_lost)
         if report.rank < 0 or not is_elastic:
             attempt.left[place] = report

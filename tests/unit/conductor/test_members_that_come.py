@@ -113,6 +113,15 @@ def test_a_member_that_goes_later_ends_the_job(end: object) -> None:
     assert not stage.conductor.expects(1)
 
 
+def test_without_a_member_that_has_ended_well_no_attempt_can_follow_and_all_hear_it() -> None:
+    stage = stage_of(1, 1, restarts=3)
+    stage.hear(1, a_report(0, 0))
+    text = "it has ended before its time; without it no other attempt can follow"
+    assert spoken(stage.hear(1, Bye())) == [f"warning: node 1 (h1): {text}"]
+    stage.fail(0, 0)
+    assert stage.conductor.code == 7
+
+
 def test_a_failed_attempt_is_started_again_at_the_port_that_is_chosen_then() -> None:
     stage = stage_of(1, 1, restarts=1)
     stage.fail(0, 0)
