@@ -170,7 +170,9 @@ class FixedNodes(SeveralNodes):
 
     def new_member(self, met: Meeting) -> Member:
         """What decides from the first meeting on."""
-        return Member(self.node, met, self._offer, stays=isinstance(self.node, FirstNode))
+        member = Member(self.node, met, self._offer)
+        member.stays = isinstance(self.node, FirstNode)
+        return member
 
     def find(self) -> Ending | None:
         """Call node 0, unless this node is node 0."""

@@ -82,20 +82,14 @@ class Member:
     member that comes late or is left out for a while misses some numbers.
     """
 
-    def __init__(
-        self,
-        conversation: Conversation,
-        first: Meeting,
-        offer: Callable[[], Checked] | None = None,
-        *,
-        stays: bool = False,
-    ) -> None:
-        """``offer`` makes what this node says about itself before each further attempt; None: nothing.
+    stays = False
+    """A signal here ends the whole job, and the conductor says when this node may end."""
 
-        ``stays``: a signal here ends the whole job, and the conductor says when this node may end.
-        """
+    def __init__(
+        self, conversation: Conversation, first: Meeting, offer: Callable[[], Checked] | None = None
+    ) -> None:
+        """``offer`` makes what this node says about itself before each further attempt; None: nothing."""
         self.conversation = conversation
-        self._stays = stays
         self._offer = offer
         self._plan: NodePlan | None = None
         self.meeting = first
@@ -146,7 +140,7 @@ class Member:
 
     def _between(self, event: object, last: AttemptOutcome) -> Decision:
         """The conductor says what follows an attempt, unless it has said so already."""
-        if isinstance(event, SignalReceived) and event.action in END_ACTIONS and not self._stays:
+        if isinstance(event, SignalReceived) and event.action in END_ACTIONS and not self.stays:
             return Decision("end", code=signal_code(event.signum, last.plan.job.signals.preempt))
         if isinstance(event, Meeting):
             told = Restarting(last, event.restarts, event.reason != "membership")

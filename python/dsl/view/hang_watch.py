@@ -142,6 +142,8 @@ def _goes_on(rank: RankStacks) -> bool:
         or any(word in frame.file for frame in main.frames for word in _DEBUGGERS)
     ):
         return True
+    if main.state == "S" and main.call.endswith(("(stdout)", "(stderr)")):
+        return True  # it waits for the reader of the output, such as a pager
     if rank.naps or any(thread.pid and thread.cpu_share > BUSY_CHILD for thread in rank.threads):
         return True
     return _sleeps(main) and not waits_in_collective(rank)
