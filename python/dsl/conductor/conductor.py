@@ -494,6 +494,8 @@ class Conductor(BaseConductor):
         if tells and after is not None:  # their users see it with how the last attempt has ended
             self.judgement = replace(after, code=code, signum=None, not_tried=lines[0])
         if self._count and self._terms.members_come:
+            # Without a judgement, another conductor had the last attempt.
+            self.judgement = self.judgement or self._judgement(code, lines[0])
             return self._end()
         self.notices += [Notice("critical", f"error: {line}") for line in lines]
         here = [place for place, one in enumerate(self.roster) if one.is_there and tells]
@@ -503,8 +505,11 @@ class Conductor(BaseConductor):
         """End the job while no worker runs, because somebody has asked for that."""
         missing = self.roster.missing()
         what = f"for {self.roster.names(missing)}" if missing else "to start again"
-        fault = f"{how} while waiting {what}"
-        return self._give_up(code, after=Judgement(code, self._terms.job.flavour.command, fault=fault))
+        return self._give_up(code, after=self._judgement(code, f"{how} while waiting {what}"))
+
+    def _judgement(self, code: int, fault: str) -> Judgement:
+        """That of a job which ends for another reason than a failure."""
+        return Judgement(code, self._terms.job.flavour.command, fault=fault)
 
     def _end(self) -> list[object]:
         judgement, orders = self.judgement, list[object]()

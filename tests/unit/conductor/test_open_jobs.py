@@ -77,6 +77,10 @@ def test_too_few_nodes_are_waited_for_so_long_and_those_that_are_there_hear_it()
     )
     assert messages(orders, Refused) == [(0, Refused(text, 1))]
     assert stage.conductor.code == 1
+    heir = open_job(2, 2)
+    heir.hear(0, Hello("1", 0, "h0", 1, workers=1, attempts=3))
+    (over,) = [one for _, one in messages(heir.later(60), Over)]
+    assert (over.judgement.code, verdict(over.judgement)) == (1, [text])
 
 
 def test_nodes_that_wait_in_vain_for_another_hear_why_the_job_ends_and_not_how_that_node_has_left() -> None:
