@@ -89,9 +89,9 @@ def test_a_bad_node_gives_its_place_to_a_late_spare_and_then_takes_that_of_a_los
 
 
 @pytest.mark.guarantee("G2", "G3")
-@pytest.mark.parametrize("code, told", [(0, ()), (7, (0, 1, 2)), (143, (1, 2))])
+@pytest.mark.parametrize("code", [0, 7, 143])
 def test_the_workers_of_the_node_that_conducts_may_move_and_the_verdict_says_so(
-    code: int, told: tuple[int, ...], nodes: Nodes, tmp_path: Path
+    code: int, nodes: Nodes, tmp_path: Path
 ) -> None:
     """A signal to that node still ends the job."""
     table = Table(nodes, tmp_path, 2)
@@ -112,9 +112,9 @@ def test_the_workers_of_the_node_that_conducts_may_move_and_the_verdict_says_so(
     else:
         nodes.end()
     line = f"dslrun: before: node 0 ({HOST}) failed first twice in a row: node 2 ({HOST}) takes its place"
-    for place, job in table.jobs.items():
+    for job in table.jobs.values():
         assert job.wait(30) == code, job.stderr()
-        assert (line in job.stderr()) is (place in told)
+        assert (line in job.stderr()) is (code != 0)
         assert job.stderr().count("failed first: exit code 7") == (3 if code == 7 else 2)
 
 

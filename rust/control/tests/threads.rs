@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dsl_control::{FdStream, Hub, News, Settings, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,13 +86,12 @@ fn a_hub_closes_while_others_send() {
                 }
             });
             assert!(waits(&head));
-            let begin = Instant::now();
-            scope.spawn(|| agent.close(Duration::from_secs(15), || false).unwrap());
+            // Longer than the head waits for the end.
+            scope.spawn(|| agent.close(Duration::from_secs(60), || false).unwrap());
             let is_end = |news: &News| matches!(news, News::Gone(..));
             while !head.read().iter().any(is_end) {
                 assert!(waits(&head));
             }
-            assert!(begin.elapsed() < Duration::from_secs(10));
         });
     }
 }
