@@ -346,20 +346,19 @@ mod tests {
             ..Scope::default()
         };
         let deadline = Instant::now() + Duration::from_secs(10);
-        let found = loop {
+        // The first thread may not sleep yet, or wake between two looks.
+        loop {
             let survivors = Tree::open().unwrap().survivors(scope);
             let found = survivors
                 .into_iter()
                 .find(|survivor| survivor.pid == own)
                 .unwrap();
-            // The first thread may not sleep yet.
-            if found.state == 'S' || Instant::now() > deadline {
-                break found;
+            let wchan = std::fs::read_to_string(format!("/proc/{own}/wchan")).unwrap();
+            if found.state == 'S' && found.wchan.as_deref().unwrap_or("0") == wchan {
+                break;
             }
+            assert!(Instant::now() < deadline, "{found:?} at {wchan}");
             std::thread::yield_now();
-        };
-        let wchan = std::fs::read_to_string(format!("/proc/{own}/wchan")).unwrap();
-        assert_eq!(found.wchan.as_deref().unwrap_or("0"), wchan);
-        assert_eq!(found.state, 'S');
+        }
     }
 }
