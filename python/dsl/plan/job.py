@@ -7,7 +7,7 @@ from dsl.errors import EventsFileError, MetricsError, OptionError, PortError, Un
 from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
 from dsl.output import TEMPLATE_VARIABLE, needs_run_dir
-from dsl.plan.worker import FLAVOURS
+from dsl.plan.worker import ERROR_FILE_VARIABLE, FLAVOURS
 from dsl.words import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote
 
 TYPE_CHECKING = False
@@ -59,6 +59,8 @@ def plan_job(request: Request, facts: Facts, argv: tuple[str, ...] = ()) -> JobP
         named = named_variables(request.variables, facts.environ, told)
         request = replace(request, env=(*request.env, *named.items()))
     planned = _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
+    if request.variables:
+        told += _overruled(request, planned.job)
     planned = replace(planned, notices=(*planned.notices, *told))
     if request.is_strict:
         refuse_fallbacks(planned.notices)
@@ -258,6 +260,19 @@ def _unused_options(request: Request) -> list[Notice]:
             _warning("--debug-port, --debug-address and --debug-wait have no effect without --debug")
         )
     return found
+
+
+def _overruled(request: Request, job: Job) -> list[Notice]:
+    """Warnings for variables that the user gives a value, though the launcher gives them another."""
+    from dsl.devices import ACCELERATORS
+
+    flavour, given = job.flavour, [word.partition("=")[0] for word in request.variables if "=" in word]
+    told = {name for name, _ in (*flavour.group_variables, *flavour.worker_variables, *flavour.constants)}
+    if flavour.shows_slots:
+        told.add(ACCELERATORS[job.accelerator or "cuda"].visible_variable)
+    told.discard(ERROR_FILE_VARIABLE)  # the error is handed on to that file
+    text = f"has no effect: {flavour.command} gives it a value of its own"
+    return [_warning(f"-x {name} {text}") for name in given if name in told]
 
 
 def _alone(environ: Mapping[str, str], mend: str) -> list[Notice]:

@@ -275,6 +275,16 @@ def test_a_name_that_no_variable_has_is_told() -> None:
     assert _named("A", "W_*", B="1") == ({}, [text.format("'A'"), text.format("'W_*'")])
 
 
+def test_a_value_that_the_launcher_replaces_is_told() -> None:
+    words: tuple[str, ...] = ("RANK=7", "MASTER_ADDR", "LOCAL*", "CUDA_VISIBLE_DEVICES=2,3", "A=1")
+    _, told = _named(*words, MASTER_ADDR="a", LOCAL_RANK="1")
+    text = "-x {} has no effect: {} gives it a value of its own"
+    assert told == [text.format(name, "dsl") for name in ("RANK", "CUDA_VISIBLE_DEVICES")]
+    words = ("CUDA_VISIBLE_DEVICES=2", "TORCHELASTIC_ERROR_FILE=e", "RANK=7")
+    notices = plan_job(make_request("torch", variables=words), make_facts()).notices
+    assert [one.text for one in notices] == [text.format("RANK", "dslrun")]
+
+
 @pytest.mark.parametrize(
     "wish, who",
     [
