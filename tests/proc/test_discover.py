@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,8 @@ def test_a_program_that_hangs_when_the_job_ends_ends_with_it(listed: Listed, tmp
     [
         ("sleep 60", "has not ended within 0.2 s"),
         ("head -c 2000000 /dev/zero", "prints over 1048576 bytes"),
+        ("yes", "prints over 1048576 bytes"),
+        ("sh -c exec${IFS}yes>&2", "prints over 1048576 bytes"),
         ("/", "cannot be run: permission denied"),
     ],
 )
@@ -156,6 +159,15 @@ def test_one_run_of_the_program_is_bounded(line: str, why: str, monkeypatch: pyt
     monkeypatch.setattr(listing, "DEADLINE_S", 0.2 if line.startswith("sleep") else 30.0)
     with pytest.raises(HostfileError, match=f"--discover: '[a-z/]+' {why}"):
         listing.ask_for_hosts(line.split())
+
+
+def test_what_the_program_has_left_running_is_not_waited_for(tmp_path: Path) -> None:
+    try:
+        assert (
+            listing.ask_for_hosts(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/left; echo a:1"]) == "a:1\n"
+        )
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.guarantee("G8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 from dsl.errors import HostfileError
 from dsl.words import printable, quote
@@ -20,6 +21,9 @@ DEADLINE_S = 30.0
 
 MOST_BYTES = 1 << 20
 
+LOOK_S = 0.1
+"""Pause between two looks at how much it has printed."""
+
 
 def ask_for_hosts(words: Sequence[str]) -> str:
     """What the program prints.
@@ -27,21 +31,42 @@ def ask_for_hosts(words: Sequence[str]) -> str:
     Raises:
         HostfileError: it cannot be run, fails, takes too long, or prints more than `MOST_BYTES`.
     """
-    from subprocess import DEVNULL, TimeoutExpired, run
+    import os
+    from subprocess import DEVNULL, Popen, TimeoutExpired
+    from tempfile import TemporaryFile
 
-    try:
-        done = run(words, stdin=DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False)
-    except TimeoutExpired:
-        why = f"has not ended within {DEADLINE_S:g} s"
-    except OSError as error:
-        why = f"cannot be run: {(error.strerror or '').lower()}"
-    else:
-        if not done.returncode and len(done.stdout) <= MOST_BYTES:
-            return done.stdout.decode(errors="replace")
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        why = f"has ended with {done.returncode}{': ' if last else ''}{printable(last)[:500]}"
-        why = why if done.returncode else f"prints over {MOST_BYTES} bytes"
-    raise HostfileError(f"--discover: {quote(words[0])} {why}")
+    what = f"--discover: {quote(words[0])}"
+    # Files, because what the program has started may outlive it and hold a pipe.
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
+
+        def size() -> int:
+            return max(os.fstat(one.fileno()).st_size for one in (stdout, stderr))
+
+        try:
+            child = Popen(words, stdin=DEVNULL, stdout=stdout, stderr=stderr)
+        except OSError as error:
+            raise HostfileError(f"{what} cannot be run: {(error.strerror or '').lower()}") from None
+        until_s, code = time.monotonic() + DEADLINE_S, None
+        try:
+            while code is None and size() <= MOST_BYTES and time.monotonic() < until_s:
+                with suppress(TimeoutExpired):
+                    code = child.wait(min(LOOK_S, DEADLINE_S))
+        finally:
+            if code is None:
+                child.kill()
+                child.wait()
+        if size() > MOST_BYTES:
+            raise HostfileError(f"{what} prints over {MOST_BYTES} bytes")
+        if code is None:
+            raise HostfileError(f"{what} has not ended within {DEADLINE_S:g} s")
+        # A process that the program has left shares the position in the file, so it stays.
+        texts = [os.pread(one.fileno(), MOST_BYTES, 0) for one in (stdout, stderr)]
+        said, complaint = (text.decode(errors="replace") for text in texts)
+        if code:
+            last = complaint.strip().rpartition("\n")[2]
+            why = f"has ended with {code}{': ' if last else ''}{printable(last)[:500]}"
+            raise HostfileError(f"{what} {why}")
+        return said
 
 
 def main() -> None:
