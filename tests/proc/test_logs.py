@@ -85,6 +85,18 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(testchild: Path, tmp_path:
     assert lost[4] == (tmp_path / "1.out").stat().st_size
 
 
+def test_a_full_disk_is_told_of_the_file_for_words_too(testchild: Path, tmp_path: Path) -> None:
+    (tmp_path / "filtered").symlink_to("/dev/full")
+    path = str(tmp_path / "filtered")
+    words = [str(testchild), "numbered", "1", "3000", "100", "one"]
+    group = LogGroup(tmp_path, words, 2, line_files=[[1, path, [" "]]])
+    out, _ = group.output()
+    failed, lost = group.result()["notices"]
+    assert failed[:4] == ["file_failed", None, path, errno.ENOSPC]
+    assert [lost[0], lost[2]] == ["bytes_lost", path]
+    assert lost[4] >= len(out)
+
+
 def test_a_capped_file_keeps_its_begin_and_its_end(testchild: Path, tmp_path: Path) -> None:
     words = [str(testchild), "numbered", "1", "100000", "60", "block"]
     group = LogGroup(tmp_path, words, 1, files=True, console=None, log_max_bytes=1 << 20)

@@ -360,31 +360,25 @@ impl Reader {
         if let Some((side, stream)) = feed.shown {
             self.sides[side].composer.close(stream, Instant::now());
         }
-        if let Some(file) = &mut feed.file {
-            let lost = file.lost;
-            if lost > 0 {
-                let path = Some(file.path.clone());
-                let worker = Some(feed.worker);
-                notify(
-                    &self.link,
-                    LogNotice::BytesLost {
-                        worker,
-                        path,
-                        count: lost,
-                    },
-                );
-            }
-            if let Err(errno) = file.finish() {
-                notify(&self.link, file_failed(Some(feed.worker), &file.path, errno));
+        if let Some(mut file) = feed.file.take() {
+            complete(&self.link, Some(feed.worker), &mut file);
+        }
+    }
+
+    /// Tells of files for lines with certain words that could not be written.
+    fn tell_failed_searches(&mut self) {
+        for search in &mut self.searches {
+            if let Some(errno) = search.failure.take() {
+                notify(&self.link, file_failed(None, &search.file.path, errno));
             }
         }
-        feed.file = None;
     }
 
     /// Does what is due by time, hands composed output to the consoles, and resumes paused streams.
     fn turn(&mut self) {
         let now = Instant::now();
         self.next = None;
+        self.tell_failed_searches();
         for token in &self.paused {
             if let Some((side, stream)) = self.feeds[*token].shown {
                 self.sides[side].composer.hold(stream, now);
@@ -428,8 +422,9 @@ impl Reader {
             self.close(token);
         }
         // Complete the files before we wait for a console. If that fails, the end of a file stays in its segments.
+        self.tell_failed_searches();
         for search in &mut self.searches {
-            let _ = search.file.finish();
+            complete(&self.link, None, &mut search.file);
         }
         let end = LastWait {
             until: Instant::now() + LAST_OUTPUT,
@@ -516,6 +511,17 @@ impl Reader {
 fn notify(link: &Link, notice: LogNotice) {
     link.mailbox().notices.push(notice);
     link.wake.ring();
+}
+
+/// Completes a file, and tells how many bytes are missing in it.
+fn complete(link: &Link, worker: Option<usize>, file: &mut LogFile) {
+    if file.lost > 0 {
+        let (path, count) = (Some(file.path.clone()), file.lost);
+        notify(link, LogNotice::BytesLost { worker, path, count });
+    }
+    if let Err(errno) = file.finish() {
+        notify(link, file_failed(worker, &file.path, errno));
+    }
 }
 
 fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice {

@@ -12,6 +12,8 @@ pub(super) struct Search {
     kind: Kind,
     words: Vec<memmem::Finder<'static>>,
     pub(super) file: LogFile,
+    /// The first failure of the file, until somebody takes it.
+    pub(super) failure: Option<Errno>,
 }
 
 impl Search {
@@ -23,13 +25,13 @@ impl Search {
             kind: line_file.stream,
             words: words.collect(),
             file: LogFile::new(line_file.path, file, max_bytes),
+            failure: None,
         })
     }
 
     fn take(&mut self, kind: Kind, prefix: &[u8], line: &[u8]) {
         if self.kind == kind && self.words.iter().any(|word| word.find(line).is_some()) {
-            // A failed copy is not reported: problems of the disk are reported for the files of the workers.
-            let _ = self.file.write(&[prefix, line].concat());
+            self.failure = self.file.write(&[prefix, line].concat()).or(self.failure);
         }
     }
 }

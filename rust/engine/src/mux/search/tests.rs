@@ -6,6 +6,7 @@ fn search(scratch: &Scratch, word: &[u8]) -> Search {
         kind: Kind::Stdout,
         words: vec![memmem::Finder::new(word).into_owned()],
         file: scratch.file(None),
+        failure: None,
     }
 }
 
