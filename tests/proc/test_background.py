@@ -24,6 +24,8 @@ from tests.support.namespaces import unshared
 from tests.support.places import free_port
 from tests.support.terminal import terminal
 
+from dsl.machine import find_sockets
+
 KILLED = 137
 TOOLS = ("dsl-wait", "dsl-attach")
 RUNS = re.compile(
@@ -131,6 +133,13 @@ def test_the_shell_goes_on_at_once_and_the_exit_code_can_be_had_later(
     assert (attached.returncode, attached.stderr) == (code, b"")
     assert attached.stdout.count(b"hello\n") == 2
     assert (b"exit code 3" in attached.stdout) == (code == 3), "the verdict is there, too"
+
+
+def test_the_job_can_be_looked_into_as_soon_as_the_shell_goes_on(shell: Shell) -> None:
+    for _ in range(5):
+        pid = shell.detach(["wait", str(shell.go)], workers=100)
+        assert any(name.startswith(f"{pid}-") for _, name in find_sockets(".sock"))
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_job_that_restarts_is_one_job(shell: Shell, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ class Agent:
     ``command_pid``: the pid by which the user knows the job; views into it call at a socket with this name.
     0: they call elsewhere. ``elsewhere``: what they see of other hosts. ``records``: a listener records the
     job: as ``routine``, and listeners hear of the first output of each worker. ``warm_calls``: connections
-    with warm servers, made before the command became guard and agent; None: the agent calls.
+    with warm servers, made before the command became guard and agent; None: the agent calls. ``lasts``: views
+    can look at the job as soon as listeners hear that it has started.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class Agent:
         elsewhere: Elsewhere | None = None,
         records: bool = False,
         warm_calls: WarmCalls | None = None,
+        lasts: bool = False,
     ) -> None:
         self._source = source
+        self._lasts = lasts
         self._records = records
         self._command_pid = command_pid
         self._elsewhere = elsewhere
@@ -274,7 +277,7 @@ class Agent:
         self._begin_s, self._spoke_ns, self._stopped_ns = time.monotonic(), 0, 0
         # Before the start, so that the engine knows whether it has to wake us for each worker.
         self._take_in(0.0)
-        if plan.job.hang_timeout_s is not None or self._metrics is not None:
+        if self._lasts or plan.job.hang_timeout_s is not None or self._metrics is not None:
             self._settle()  # now there is a thread to be had
         try:
             supervisor.start(self._spec)

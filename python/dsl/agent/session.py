@@ -272,6 +272,7 @@ class Session:
             command_pid=pid or os.getpid() if side.is_visible else 0,
             elsewhere=side.elsewhere,
             warm_calls=self._calls,
+            lasts=self._background is not None,
         )
 
     def _hold(self, launch: Callable[[Collection[int]], int]) -> int:
