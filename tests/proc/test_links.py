@@ -158,7 +158,7 @@ def test_a_head_that_was_stopped_asks_again_before_it_gives_anybody_up(wait_unti
     until_s = time.monotonic() + 1.5
     wait_until(lambda: time.monotonic() > until_s)
     link.send(Bye())
-    assert head.stdout.readline() == "Bye()\n"
+    assert head.stdout.readline().startswith("Bye(")
     head.kill()
     head.communicate(timeout=10)
     ends.close()

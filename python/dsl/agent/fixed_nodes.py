@@ -124,9 +124,9 @@ class SeveralNodes(OneNode):
             self.node.send(Refused(text, code))
 
     def leave(self, code: int) -> int:
-        """Say goodbye to the other nodes, or hang up if nobody serves the connections yet."""
-        if self.node is not None:
-            (self.node.leave if self.is_serving else self.node.disown)()
+        """Say goodbye to the other nodes."""
+        if self.node is not None and self.is_serving:
+            self.node.leave()
         return code
 
     def close(self) -> None:
@@ -179,6 +179,7 @@ class FixedNodes(SeveralNodes):
         if isinstance(self.node, OtherNode):
             found = self.node.call()
             if isinstance(found, Over):
+                self.node.disown()  # a program goes on
                 return self._take(found)
             self._first = found
         return None
