@@ -171,6 +171,9 @@ def _node(host: str, attempt: int, lines: Sequence[Line], last_ns: int) -> Itera
     for line in lines:
         if line.get("rank") is not None:
             ranks.setdefault(line["rank"], {})[line["event"]] = line
+    starts_ns = [own["Started"]["at_ns"] for own in ranks.values() if "Started" in own]
+    # The first workers may start before the agent tells that the attempt has begun.
+    begin_ns = min([*starts_ns, times.get("AttemptStarted", last_ns)])
     for rank, own in sorted(ranks.items()):
         if "Started" not in own:
             continue
@@ -179,7 +182,7 @@ def _node(host: str, attempt: int, lines: Sequence[Line], last_ns: int) -> Itera
         details: Details = (("end", "not recorded"),)
         if "Exited" in own:
             details = tuple([(key, own["Exited"].get(key)) for key in OF_END])
-        yield Span(host, rank, "spawn", times.get("AttemptStarted", started_ns), started_ns, attempt)
+        yield Span(host, rank, "spawn", begin_ns, started_ns, attempt)
         stop_ns = min(max(times.get("Stopping", ended_ns), started_ns), ended_ns)
         first_ns = started_ns
         if "FirstOutput" in own:

@@ -73,6 +73,12 @@ def test_the_phases_of_a_job_that_ends_well() -> None:
     ]
 
 
+def test_workers_that_start_before_the_attempt_is_told_have_a_spawn() -> None:
+    found = phases([LAUNCHED, *WELL[2:4], a_line("AttemptStarted", 130), *WELL[4:]])
+    assert ("n1", 1, "spawn", 112, 115) in found
+    assert all(name != "spawn" or rank == 1 for _, rank, name, _, _ in found)
+
+
 def test_a_stop_a_restart_and_a_record_without_an_end() -> None:
     found = phases(FAILED)
     assert ("n1", 0, "run", 150, 201) in found
