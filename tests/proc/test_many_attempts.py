@@ -53,7 +53,7 @@ def test_the_memory_of_a_job_does_not_grow_with_its_attempts(
 
 @pytest.mark.guarantee("G2")
 def test_a_crash_loop_slows_down_and_a_signal_ends_it_at_once(dsl_command: Path, tmp_path: Path) -> None:
-    """The reason is told before each pause."""
+    """The command says why an attempt failed before it pauses."""
     said = tmp_path / "said"
     command = [
         str(dsl_command),

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
     _Streams: TypeAlias = dict[tuple[int, int], tuple[Stdio, Stdio, bool]]
 
+NOWHERE = Route()
+"""A stream that is neither kept nor shown."""
+
 
 def check_job(job: Job, facts: Facts, option: str = NO_PYTHON) -> None:
     """Refuse a program that the workers could not run; see `check_program`."""
     check_program(job.program, job.flavour, inherited_environment(job, facts.environ), option=option)
-
-
-NOWHERE = Route()
-"""A stream that is neither kept nor shown."""
 
 
 class Planner:

@@ -31,7 +31,7 @@ def assignment_problem(assignment: Assignment) -> str:
 
 
 def meeting_problem(meeting: Meeting, host: Host) -> str:
-    """Why the nodes of a job cannot meet in this way, of which this is one; empty: they can."""
+    """Why the nodes cannot meet in this way; empty: they can. ``host``: that of this node."""
     if meeting.node_rank >= meeting.node_count:
         return f"node {meeting.node_rank} is none of {meeting.node_count}"
     count = meeting.local_world_size

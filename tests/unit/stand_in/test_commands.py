@@ -137,7 +137,7 @@ def test_without_a_stand_in_the_environment_is_that_of_the_process() -> None:
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with our two commands, one of which runs."""
+    """A folder with our two commands. Only one of them runs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("dsl", "dslrun"):

@@ -397,7 +397,7 @@ def test_the_best_of_a_metric_that_is_minimised_is_the_least() -> None:
 
 
 def own_trials(*configs: dict[str, Any]) -> list[Any]:
-    """Runs of a space of the user's own, the second of which failed."""
+    """Two runs of the user's own space. The second one failed."""
     return [
         make_trial(f"n{place}", None if place == 1 else place + 3.0, config=config, space="own")
         for place, config in enumerate(configs)
