@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from benches.measure import Bars, Row, failed, in_turns, medians, spread
@@ -18,7 +19,7 @@ from tests.kit.cluster import MPI, Cluster, Slurm, find_mpi
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benches.programs import Programs
 
@@ -276,16 +277,46 @@ def _flood(cluster: Cluster, dsl: str, hostfile: Path, child: str, mib: int) -> 
     return mb / wall_s, cpu_s / mb * 1000
 
 
-def output_against_ssh(programs: Programs, hosts: int, mib: int, repeats: int) -> Row:
-    """One worker a host writes into a file, against as many plain `ssh` at once: without start and end."""
+def _steps(count: int) -> Iterator[str]:
+    """Lines as training scripts print them: a third of each are digits that nobody can foretell."""
+    random = Random(1)
+    for step in range(count):
+        loss, norm, rate = 2 + random.random(), random.random(), random.randint(30_000, 45_000)
+        yield (
+            f"[rank {step % 8}] step {step:6}/50000 | loss {loss:.6f} | grad_norm {norm:.4f} | "
+            f"tokens/s {rate} | mem 61.2 GiB\n"
+        )
+
+
+def _channels(count: int) -> Iterator[str]:
+    """Lines as NCCL prints them at its start."""
+    for step in range(count):
+        here, there = step % 128, step * 7 % 128
+        yield (
+            f"node{step % 16}:{1234 + step % 8}:{1300 + step % 8} [{step % 8}] NCCL INFO Channel "
+            f"{step % 32:02}/0 : {here}[{here % 8}] -> {there}[{there % 8}] via P2P/CUMEM\n"
+        )
+
+
+LINES: dict[str, Callable[[int], Iterator[str]]] = {"NCCL's lines": _channels, "lines of steps": _steps}
+
+
+def output_against_ssh(dsl: str, hosts: int, mib: int, repeats: int, kind: str) -> Row:
+    """One worker a host writes lines of a `kind` to a file, against as many `ssh`: without start and end."""
     with Cluster(hosts + 1) as cluster, tempfile.TemporaryDirectory(dir=MEMORY) as directory:
         away = cluster.names[1:]
         hostfile = cluster.home / "hosts"
         hostfile.write_text("".join(f"{name} slots=1\n" for name in away))
-        through = [programs.dsl, "--hostfile", str(hostfile), "--launcher", "ssh", *NO_PYTHON]
+        text = cluster.home / "output"
+        with text.open("wb") as file:
+            size = 0
+            block = "".join(LINES[kind](20_000)).encode()
+            while size < mib << 20:
+                size += file.write(block)
+        through = [dsl, "--hostfile", str(hostfile), "--launcher", "ssh", *NO_PYTHON]
         side_by_side = 'for host in $HOSTS; do ssh "$host" "$@" & done; wait'
         commands = {"dsl": through, "ssh": ["/bin/sh", "-c", side_by_side, "sh"]}
-        full, empty = [programs.testchild, "flood", str(mib), "100", "4000"], ["/bin/true"]
+        full, empty = ["cat", str(text)], ["/bin/true"]
         runs = {
             f"{name} {size}": partial(
                 _spent_s, cluster, [*command, *program], {**ENVIRONMENT, "HOSTS": " ".join(away)}, directory
@@ -302,11 +333,11 @@ def output_against_ssh(programs: Programs, hosts: int, mib: int, repeats: int) -
 
         taken = medians(in_turns({name: partial(wall, name) for name in runs}, repeats))
     busy = medians({name: values[1:] for name, values in spent.items()})  # as `in_turns` does
-    mb = hosts * mib * 1.048576
+    mb = hosts * size / 1e6
     rates = {name: mb / max(taken[f"{name} full"] - taken[f"{name} empty"], 1e-3) for name in commands}
     costs = {name: 1000 * (busy[f"{name} full"] - busy[f"{name} empty"]) / mb for name in commands}
     said = ", ".join(f"{name}: {rates[name]:.0f} MB/s, {costs[name]:.2f} s/GB" for name in commands)
-    name = f"{hosts} hosts, output through the head, dsl / ssh, marginal"
+    name = f"{hosts} hosts, output through the head, {kind}, dsl / ssh, marginal"
     return Row(name, rates["dsl"] / rates["ssh"], "x", 0.9, False, f"{said} of all processors together")
 
 

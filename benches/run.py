@@ -171,8 +171,9 @@ def _hosts(ours: Programs, options: argparse.Namespace) -> dict[str, Callable[[]
             *cluster_rows.output(ours, against, 16, mib // 8, few),
         ],
         "ssh": lambda: [
-            cluster_rows.output_against_ssh(ours, 2, mib, few),
-            cluster_rows.output_against_ssh(ours, 16, mib // 8, few),
+            cluster_rows.output_against_ssh(ours.dsl, hosts, mib * 2 // hosts, few, kind)
+            for kind in cluster_rows.LINES
+            for hosts in (2, 16)
         ],
     }
 

@@ -24,7 +24,7 @@ def hello(place: int = 0) -> Hello:
 MARK = b"\0dsl\x01link\n"
 """What each side writes first on descriptors."""
 
-MESSAGE, PING, PONG, OUTPUT, CREDIT = 1, 2, 3, 4, 5
+MESSAGE, PING, PONG, OUTPUT, CREDIT, PACKED = 1, 2, 3, 4, 5, 6
 """Kinds of frames."""
 
 

@@ -16,8 +16,10 @@ const PING: u8 = 2;
 const PONG: u8 = 3;
 const OUTPUT: u8 = 4;
 const CREDIT: u8 = 5;
+const PACKED: u8 = 6;
 
-const HEAD_LEN: usize = 5;
+/// Bytes before the payload of a frame.
+pub const HEAD_LEN: usize = 5;
 /// Bytes before the data of an output frame.
 pub const OUTPUT_HEAD_LEN: usize = HEAD_LEN + 1;
 /// In the first byte of output: the rest of the last line follows at once.
@@ -72,6 +74,8 @@ pub enum Frame<'data> {
     },
     /// Leave to send this many more bytes of output.
     Credit(u64),
+    /// Frames of output that [`crate::pack`] has made smaller.
+    Packed(&'data [u8]),
 }
 
 impl Frame<'_> {
@@ -104,6 +108,10 @@ impl Frame<'_> {
                 put(&mut out, &[*count]);
                 CREDIT
             }
+            Self::Packed(payload) => {
+                out.extend_from_slice(payload);
+                PACKED
+            }
         };
         finish(&mut out, kind);
         out
@@ -126,6 +134,7 @@ impl Frame<'_> {
                 let [count] = numbers(payload)?;
                 Frame::Credit(count)
             }
+            PACKED => Frame::Packed(payload),
             _ => return Err(no_kind(kind)),
         })
     }
@@ -136,6 +145,12 @@ pub fn output_frame(mut bytes: Vec<u8>, console: Console, goes_on: bool) -> Vec<
     let stream = if console == Console::Stderr { 2 } else { 1 };
     bytes[HEAD_LEN] = stream | if goes_on { GOES_ON } else { 0 };
     finish(&mut bytes, OUTPUT);
+    bytes
+}
+
+/// The frame of packed output whose payload is already behind [`HEAD_LEN`] bytes of any value.
+pub fn packed_frame(mut bytes: Vec<u8>) -> Vec<u8> {
+    finish(&mut bytes, PACKED);
     bytes
 }
 
@@ -274,7 +289,7 @@ impl Parser {
         };
         let [a, b, c, d, kind] = *head;
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
-        if !(MESSAGE..=CREDIT).contains(&kind) {
+        if !(MESSAGE..=PACKED).contains(&kind) {
             return Err(no_kind(kind));
         }
         if length > self.longest {
@@ -288,6 +303,25 @@ impl Parser {
         };
         Ok(Some((Frame::read(kind, payload)?, after)))
     }
+}
+
+/// Calls `hear` with each frame of packed output: whole frames of output, and nothing else.
+pub fn each_unpacked<E: From<Damaged>>(
+    frames: &[u8],
+    mut hear: impl FnMut(Frame<'_>) -> Result<(), E>,
+) -> Result<(), E> {
+    let parser = Parser::new(frames.len());
+    let mut rest = frames;
+    while !rest.is_empty() {
+        match parser.next(rest)? {
+            Some((frame @ Frame::Output { .. }, after)) => {
+                hear(frame)?;
+                rest = after;
+            }
+            _ => return Err(Damaged("has sent damaged output".into()).into()),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

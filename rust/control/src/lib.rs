@@ -1,8 +1,8 @@
 //! The link between the hosts of a job: sockets, frames, encrypted sessions, heartbeats, and the output of workers. No
 //! Python.
 //!
-//! A [`Hub`] runs on one thread around one epoll set. What decides is pure and has no clock: [`frame`], [`credit`],
-//! [`outbox`], [`strangers`], [`Session`]. Messages are bytes here; their owner reads them.
+//! A [`Hub`] runs on one thread around one epoll set. What decides is pure and has no clock: [`frame`], [`pack`],
+//! [`credit`], [`outbox`], [`strangers`], [`Session`]. Messages are bytes here; their owner reads them.
 
 #![deny(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod inbox;
 mod link;
 mod loss;
 pub mod outbox;
+pub mod pack;
 mod relay;
 mod secure;
 mod server;

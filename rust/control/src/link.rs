@@ -13,9 +13,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::credit::{FIRST_WINDOW, Leave, OUTPUT_BYTES, PIECE_COST, Treasury};
 use crate::face::{Count, Counted, Face, Sample};
-use crate::frame::{Damaged, Frame, LONGEST, OUTPUT_HEAD_LEN, Parser, Ping, Pong};
+use crate::frame::{Damaged, Frame, LONGEST, OUTPUT_HEAD_LEN, Parser, Ping, Pong, each_unpacked};
 use crate::inbox::{Inbox, News};
 use crate::loss::{Fault, Loss};
+use crate::pack::{Packer, unpack};
 use crate::stream::{Scratch, Stream, Taken};
 
 /// Heartbeats that follow one another at the beginning, to measure the clock.
@@ -95,6 +96,8 @@ pub(crate) struct House {
     pub(crate) is_head: bool,
     pub(crate) shared: Arc<Shared>,
     pub(crate) scratch: Scratch,
+    /// Frames of packed output, while they are read.
+    unpacked: Vec<u8>,
     pub(crate) treasury: Treasury,
     pub(crate) display: Option<Display>,
     /// Number of links.
@@ -107,6 +110,7 @@ impl House {
             is_head,
             shared,
             scratch: Scratch::new(),
+            unpacked: Vec::new(),
             treasury: Treasury::new(OUTPUT_BYTES),
             display: None,
             members: 0,
@@ -142,6 +146,8 @@ pub(crate) struct Link {
     parser: Parser,
     chunk: Vec<u8>,
     begun: usize,
+    /// Packs output; `None`: it goes as it is.
+    packer: Option<Packer>,
     pub(crate) leave: Leave,
     /// Agent: bytes of output that we may still send, with the cost of each piece.
     pub(crate) credit: usize,
@@ -167,6 +173,7 @@ impl Link {
         let now = Instant::now();
         Self {
             face,
+            packer: stream.is_relayed().then(Packer::default),
             stream,
             parser: Parser::new(longest),
             chunk: Vec::new(),
@@ -218,7 +225,11 @@ impl Link {
                     sent: steady_ns(),
                     real: real_ns(),
                 };
-                self.chunk = self.face.outbox().next_chunk(now);
+                let chunk = self.face.outbox().next_chunk(now);
+                self.chunk = match &mut self.packer {
+                    Some(packer) if chunk.is_output => packer.pack(chunk.bytes),
+                    _ => chunk.bytes,
+                };
                 self.begun = 0;
                 if self.chunk.is_empty() {
                     let is_done = self.stream.is_written()?;
@@ -288,6 +299,12 @@ impl Link {
             }
             Frame::Pong(pong) => self.measure(*pong),
             Frame::Credit(count) => self.credit = self.credit.saturating_add(*count as usize),
+            Frame::Packed(payload) => {
+                let mut frames = std::mem::take(&mut house.unpacked);
+                unpack(payload, &mut frames)?;
+                each_unpacked(&frames, |frame| self.hear(&frame, house))?;
+                house.unpacked = frames;
+            }
             Frame::Output {
                 console,
                 data,

@@ -7,6 +7,15 @@ use crate::frame::{Frame, Ping, Pong};
 /// Frames that are longer together are sent one by one: to copy them costs more than to send them.
 const CHUNK: usize = 16 << 10;
 
+/// Several short frames, or one.
+#[derive(Debug)]
+pub struct Chunk {
+    /// The frames.
+    pub bytes: Vec<u8>,
+    /// Whether they are frames of output, and none of another kind.
+    pub is_output: bool,
+}
+
 /// Messages go before output. However often the other side asks, it is owed one answer and one sum of leave: a peer
 /// that reads nothing cannot pile them up here.
 #[derive(Debug, Default)]
@@ -70,8 +79,8 @@ impl Outbox {
         };
     }
 
-    /// Frames to write at once: several short ones, or one; empty: nothing waits. `now` is asked for the times of a heartbeat.
-    pub fn next_chunk(&mut self, now: impl FnOnce() -> Ping) -> Vec<u8> {
+    /// Frames to write at once; without bytes: nothing waits. `now` is asked for the times of a heartbeat.
+    pub fn next_chunk(&mut self, now: impl FnOnce() -> Ping) -> Chunk {
         let mut chunk = Vec::new();
         if let Some(pong) = self.pong.take() {
             chunk.extend(Frame::Pong(pong).to_bytes());
@@ -83,10 +92,14 @@ impl Outbox {
             chunk.extend(Frame::Credit(std::mem::take(&mut self.owed)).to_bytes());
         }
         self.message_bytes -= append(&mut chunk, &mut self.messages);
-        if self.messages.is_empty() {
+        let is_output = chunk.is_empty();
+        if is_output {
             self.output_bytes -= append(&mut chunk, &mut self.output);
         }
-        chunk
+        Chunk {
+            bytes: chunk,
+            is_output,
+        }
     }
 }
 
@@ -115,7 +128,7 @@ mod tests {
     fn frames(outbox: &mut Outbox) -> Vec<String> {
         let mut found = Vec::new();
         loop {
-            let chunk = outbox.next_chunk(|| Ping { sent: 1, real: 2 });
+            let chunk = outbox.next_chunk(|| Ping { sent: 1, real: 2 }).bytes;
             if chunk.is_empty() {
                 return found;
             }
@@ -183,8 +196,16 @@ mod tests {
         outbox.output(output(20).to_bytes());
         outbox.output(output(40_000).to_bytes());
         outbox.output(output(30).to_bytes());
-        let mut next = || outbox.next_chunk(|| Ping { sent: 1, real: 2 }).len();
-        assert_eq!([next(), next(), next(), next()], [8 + 16 + 26, 40_006, 36, 0]);
+        let mut next = || {
+            let chunk = outbox.next_chunk(|| Ping { sent: 1, real: 2 });
+            (chunk.bytes.len(), chunk.is_output)
+        };
+        assert_eq!(next(), (8, false));
+        assert_eq!(
+            [next(), next(), next()],
+            [(16 + 26, true), (40_006, true), (36, true)]
+        );
+        assert_eq!(next().0, 0);
         assert_eq!(outbox.output_bytes, 0);
     }
 

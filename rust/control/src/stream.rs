@@ -95,6 +95,11 @@ impl Stream {
         }
     }
 
+    /// Whether another program carries the bytes, such as ssh.
+    pub(crate) fn is_relayed(&self) -> bool {
+        matches!(self, Self::Plain(_))
+    }
+
     pub(crate) fn read_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Plain(stream) => stream.read.fd.as_fd(),

@@ -110,7 +110,7 @@ impl Desk {
     /// Sends what a link has queued; returns whether it has ended.
     fn attend(face: &Face, wire: &mut Vec<u8>) -> bool {
         loop {
-            let chunk = face.outbox().next_chunk(|| Ping { sent: 0, real: 0 });
+            let chunk = face.outbox().next_chunk(|| Ping { sent: 0, real: 0 }).bytes;
             if chunk.is_empty() {
                 break;
             }
@@ -306,7 +306,7 @@ fn an_agent_never_sends_more_output_than_its_head_allows() {
                     while credit < size + PIECE_COST {
                         granted.wait();
                         granted.silence();
-                        let chunk = face.outbox().next_chunk(|| Ping { sent: 0, real: 0 });
+                        let chunk = face.outbox().next_chunk(|| Ping { sent: 0, real: 0 }).bytes;
                         let hear = |frame: Frame<'_>| -> Result<(), Damaged> {
                             let Frame::Credit(count) = frame else {
                                 panic!("{frame:?}")

@@ -10,7 +10,19 @@ import time
 
 import pytest
 from tests.conftest import WaitUntil
-from tests.support.links import MARK, MESSAGE, OUTPUT, PING, Ends, bytes_of, frame, hello, messages, until
+from tests.support.links import (
+    MARK,
+    MESSAGE,
+    OUTPUT,
+    PACKED,
+    PING,
+    Ends,
+    bytes_of,
+    frame,
+    hello,
+    messages,
+    until,
+)
 
 from dsl.control.hub import FdStream
 from dsl.control.messages import Bye, Lost, Over, Said, Stop
@@ -196,6 +208,18 @@ def test_a_file_is_no_connection() -> None:
         FdStream(nothing.fileno(), nothing.fileno())
 
 
+FULL = (128 << 10).to_bytes(4, "big")
+"""What comes next unpacks to 128 KiB."""
+
+MUCH = (
+    FULL
+    + b"\x7f" + ((128 << 10) - 5).to_bytes(4, "big") + bytes((OUTPUT, 1)) + b"x"  # 7 bytes as they are, and then
+    + b"\1\0" + b"\xff" * 513 + bytes(((128 << 10) - 7 - 19 - 5 - 513 * 255,))  # the last of them, many times
+    + b"\x50xxxxx"  # LZ4 wants the end as it is
+)  # fmt: skip
+"""A frame of output that is longer than an agent may send, in LZ4's form of a block."""
+
+
 @pytest.mark.parametrize(
     "sent, reason",
     [
@@ -204,6 +228,9 @@ def test_a_file_is_no_connection() -> None:
         (b"\0\0\0\3\1[1]", "has sent something that cannot be read: "),
         (b"\0\0\0\1\3x", "has sent a damaged message"),
         (frame(OUTPUT, b"\1" + b"x" * (128 << 10)), "has sent more output than it has leave for"),
+        (frame(PACKED, b"\xff\xff\xff\xff" + b"x" * 100), "has sent damaged output"),
+        (frame(PACKED, FULL + b"\x1fx\1\0"), "has sent damaged output"),
+        (frame(PACKED, MUCH), "has sent more output than it has leave for"),
     ],
 )
 def test_what_is_no_message_ends_the_link_and_is_told(ends: Ends, sent: bytes, reason: str) -> None:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import socket
 import termios
 import threading
 from array import array
 
 import pytest
 from tests.conftest import WaitUntil
-from tests.support.links import LONG_S, MESSAGE, OUTPUT, Ends, bytes_of, frame, hello, messages, until
+from tests.support.links import (
+    CREDIT,
+    LONG_S,
+    MARK,
+    MESSAGE,
+    OUTPUT,
+    PACKED,
+    Ends,
+    bytes_of,
+    frame,
+    hello,
+    messages,
+    until,
+)
 
-from dsl.control.hub import Hub, Link
+from dsl.control.hub import FdStream, Hub, Link
 from dsl.control.messages import Bye, Said, Stop
 from dsl.model.codec import to_line
 from dsl.model.job import Notice
@@ -68,6 +82,25 @@ def test_a_hundred_thousand_lines_of_two_agents_arrive_whole_and_in_order(ends: 
     assert [b"".join(shown_of(shown, one)) for one in range(2)] == texts
     for thread in threads:
         thread.join(10)
+
+
+def test_lines_that_resemble_each_other_are_packed_for_ssh(ends: Ends) -> None:
+    """The test plays the head, and takes what ssh would encrypt."""
+    mine, sock = socket.socketpair()
+    link = ends.agent.add(FdStream(mine.fileno(), mine.detach()), "the head")
+    out, write_out = ends.pipe()
+    err, _ = ends.pipe()
+    ends.agent.relay(link, out, err)
+    ends.agent.start()
+    sock.sendall(MARK + frame(CREDIT, (1 << 20).to_bytes(8, "big")))
+    text = b"".join(b"[rank 3] step %d\n" % at for at in range(2000))
+    os.write(write_out, text)
+    assert ends.agent.drain(10)
+    sent = sock.recv(1 << 20)
+    assert sent.startswith(MARK)
+    assert sent[len(MARK) + 4] == PACKED
+    assert len(sent) < len(text) // 4
+    sock.close()
 
 
 def shown_of(shown: bytes, one: int) -> list[bytes]:

@@ -24,6 +24,7 @@ fn owned() -> impl Strategy<Value = Vec<u8>> {
             .to_bytes()
         }),
         number.prop_map(|count| Frame::Credit(count).to_bytes()),
+        vec(any::<u8>(), 0..300).prop_map(|data| Frame::Packed(&data).to_bytes()),
     ]
 }
 
@@ -171,4 +172,28 @@ fn a_buffer_that_was_needed_once_is_not_kept() {
     let (found, damaged) = fed(&mut parser, [begin, end]);
     assert_eq!((found.len(), damaged), (1, None));
     assert_eq!(parser.held.capacity(), 0);
+}
+
+#[test]
+fn packed_output_holds_whole_frames_of_output() {
+    let output = Frame::Output {
+        console: Console::Stdout,
+        data: b"one\n",
+        goes_on: false,
+    }
+    .to_bytes();
+    let count = |frames: &[u8]| {
+        let mut count = 0;
+        let result: Result<(), Damaged> = each_unpacked(frames, |_| {
+            count += 1;
+            Ok(())
+        });
+        result.map(|()| count)
+    };
+    assert_eq!(count(&[&output[..], &output[..]].concat()), Ok(2));
+    let refused = Err(Damaged("has sent damaged output".into()));
+    assert_eq!(count(&output[..output.len() - 1]), refused);
+    for other in [Frame::Message(b"one"), Frame::Credit(1), Frame::Packed(&output)] {
+        assert_eq!(count(&other.to_bytes()), refused);
+    }
 }
