@@ -173,7 +173,7 @@ impl Link {
         let now = Instant::now();
         Self {
             face,
-            packer: stream.is_relayed().then(Packer::default),
+            packer: stream.is_carried().then(Packer::default),
             stream,
             parser: Parser::new(longest),
             chunk: Vec::new(),

@@ -96,7 +96,7 @@ impl Stream {
     }
 
     /// Whether another program carries the bytes, such as ssh.
-    pub(crate) fn is_relayed(&self) -> bool {
+    pub(crate) fn is_carried(&self) -> bool {
         matches!(self, Self::Plain(_))
     }
 
