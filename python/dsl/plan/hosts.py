@@ -70,6 +70,14 @@ class Pool(Record):
     tasks: Mapping[str, int] | None = None
     """How many of a launcher's tasks each host has room for; None: the source does not say."""
 
+    def pythons(self) -> dict[str, str]:
+        """The interpreters of hosts that name one. Raises HostfileError."""
+        if "python=" not in self.text:
+            return {}
+        from dsl.resources.hosts import parse_pythons
+
+        return parse_pythons(self.text.split("\n"), self.name)
+
 
 class ActiveHosts(Record):
     """The decisions about the hosts of a job."""

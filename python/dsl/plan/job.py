@@ -8,7 +8,7 @@ from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
 from dsl.output import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.worker import ERROR_FILE_VARIABLE, FLAVOURS
-from dsl.words import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote
+from dsl.words import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.job import Pairs
     from dsl.model.request import OutputRequest, RemoteRequest, Request
+    from dsl.plan.hosts import ActiveHosts
     from dsl.plan.remote import Remote
 
 
@@ -143,6 +144,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         check_wrapped(job, sum(len(host.slots) for host in job.hosts))
     if not active.is_remote:
         asked = request.resources
+        notices += _other_python(active, facts)
         if active.accelerator and not (asked.include or asked.min_nodes or request.remote.no_ssh):
             notices += _alone(facts.environ, "name the hosts with --hostfile, or give --num_nodes 1")
         if len(active.hosts) > 1 and not is_connected:
@@ -273,6 +275,15 @@ def _overruled(request: Request, job: Job) -> list[Notice]:
     told.discard(ERROR_FILE_VARIABLE)  # the error is handed on to that file
     text = f"has no effect: {flavour.command} gives it a value of its own"
     return [_warning(f"-x {name} {text}") for name in given if name in told]
+
+
+def _other_python(active: ActiveHosts, facts: Facts) -> list[Notice]:
+    """A warning if the hostfile names another interpreter for this host, where it starts no agent."""
+    host, named = active.hosts[active.node_rank].name, active.pool.pythons() if active.pool else {}
+    if named.get(host) in (None, facts.names.executable):
+        return []
+    why = "this command starts the workers of this machine itself, start it with that interpreter"
+    return [_warning(f"python={shorten(named[host])} of host {quote(host)} has no effect: {why}")]
 
 
 def _alone(environ: Mapping[str, str], mend: str) -> list[Notice]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dsl.facts import Facts
     from dsl.model.request import RemoteRequest, Request
-    from dsl.plan.hosts import ActiveHosts, Pool
+    from dsl.plan.hosts import ActiveHosts
 
     LauncherName: TypeAlias = Literal["ssh", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"]
     NodeRange: TypeAlias = tuple[int, int]
@@ -135,7 +135,7 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
     pool, hosts = active.pool, active.hosts
     assert pool is not None
     launcher = _choose_launcher(asked, facts, source=pool.source)
-    named, executable = _pythons(pool), facts.names.executable
+    named, executable = pool.pythons(), facts.names.executable
     pythons = tuple([named.get(host.name) or executable for host in hosts])
     has_room = pool.tasks is None or all(len(one.slots) <= pool.tasks[one.name] for one in hosts)
     return Remote(
@@ -162,15 +162,6 @@ def _devices(request: Request, active: ActiveHosts) -> tuple[int, ...]:
         given = [len(pool.slots[host.name]) for host in active.hosts]
         return tuple([num_gpus or count for count in given]) if pool.counts_devices else ()
     return (num_gpus,) * len(active.hosts) if num_gpus else ()
-
-
-def _pythons(pool: Pool) -> dict[str, str]:
-    """The interpreters of hosts that have another one than this command."""
-    if "python=" not in pool.text:
-        return {}
-    from dsl.resources.hosts import parse_pythons
-
-    return parse_pythons(pool.text.split("\n"), pool.name)
 
 
 def _fanout(environ: Mapping[str, str]) -> int:

@@ -322,6 +322,26 @@ def test_a_hostfile_with_this_machine_alone_starts_here() -> None:
     assert (planned.node_rank, planned.job.meeting.address, host.name) == (0, "127.0.0.1", "here")
 
 
+@pytest.mark.parametrize(
+    "words, wish, is_told",
+    [
+        ("", {}, False),
+        ("python=/opt/python", {}, False),
+        ("python=/venv/python", {}, True),
+        ("python=/venv/python", {"force_multi": True}, False),
+        ("python=/venv/python", NO_SSH | {"node_rank": 0}, True),
+    ],
+)
+def test_an_interpreter_that_starts_no_worker_of_this_machine_is_told(
+    words: str, wish: dict[str, Any], *, is_told: bool
+) -> None:
+    planned = _job(files={"H": f"here slots=2 {words}\n"}, **{"hostfile": "H", **wish})
+    why = "this command starts the workers of this machine itself, start it with that interpreter"
+    text = f"python=/venv/python of host 'here' has no effect: {why}"
+    assert [one for one in _notices(planned, "warning") if "python=" in one] == [text] * is_told
+    assert planned.remote is None or planned.remote.pythons == ("/venv/python",)
+
+
 def test_one_node_of_several_starts_its_own_part() -> None:
     plan = _node({}, files=TWO_HOSTS, cuda=4, taken=[29500], node_rank=1, **NO_SSH)
     assert [(worker.rank, worker.local_rank) for worker in plan.workers] == [(4, 0), (5, 1)]
