@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl._record import Record, replace
 from dsl.errors import EventsFileError, MetricsError, OptionError, PortError, UnsupportedError
 from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
-from dsl.model.request import DebugRequest
+from dsl.model.request import DEFAULT_HEARTBEAT_S, DebugRequest
 from dsl.output import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.worker import ERROR_FILE_VARIABLE, FLAVOURS
 from dsl.words import BEYOND, LAST_PORT, MOST_SECONDS, parse_number, quote, shorten
@@ -144,7 +144,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         check_wrapped(job, sum(len(host.slots) for host in job.hosts))
     if not active.is_remote:
         asked = request.resources
-        notices += _other_python(active, facts)
+        notices += [*_unused_ways(request.remote, len(active.hosts)), *_other_python(active, facts)]
         if active.accelerator and not (asked.include or asked.min_nodes or request.remote.no_ssh):
             notices += _alone(facts.environ, "name the hosts with --hostfile, or give --num_nodes 1")
         if len(active.hosts) > 1 and not is_connected:
@@ -275,6 +275,17 @@ def _overruled(request: Request, job: Job) -> list[Notice]:
     told.discard(ERROR_FILE_VARIABLE)  # the error is handed on to that file
     text = f"has no effect: {flavour.command} gives it a value of its own"
     return [_warning(f"-x {name} {text}") for name in given if name in told]
+
+
+def _unused_ways(asked: RemoteRequest, host_count: int) -> list[Notice]:
+    """Warnings for options that say how other hosts are reached, where this command reaches none."""
+    names = ("force_multi", "launcher", "launcher_args", "ssh_port", "no_ssh_check", "venv_script")
+    found: list[tuple[str, object]] = [(f"--{name}", getattr(asked, name)) for name in names]
+    found += [("--ssh-program", asked.ssh_program), ("--one-agent-per-node", asked.per_node)]
+    if not asked.is_connected or host_count == 1:
+        has_own = asked.heartbeat_s != DEFAULT_HEARTBEAT_S
+        found += [("--wait-hosts", asked.wait_hosts_s), ("--heartbeat", has_own)]
+    return _idle_with("--no_ssh" if asked.no_ssh else "this machine alone", *found)
 
 
 def _other_python(active: ActiveHosts, facts: Facts) -> list[Notice]:

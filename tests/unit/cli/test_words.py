@@ -42,7 +42,7 @@ OWN_WORDS = {
 # Functions elsewhere that only `dsl` gets to.
 OWN_FUNCTIONS = {
     *(("plan/job.py", name) for name in ("_with_hosts", "_check_host_options", "_check_each_rank_log")),
-    ("plan/job.py", "_unused_host_options"),
+    *(("plan/job.py", name) for name in ("_unused_host_options", "_unused_ways")),
     ("conductor/attempts.py", "place_of_rank_0"),  # of dsl alone: dslrun never lacks an address
     # It is one of the two ways to tell a script its local rank, in both commands.
     ("cli/options_torch.py", ""),

@@ -245,6 +245,11 @@ def test_the_user_is_told_of_a_mask(mask: str, count: int | None) -> None:
         ({}, {"master_addr": "m"}, "--master_addr m is not used: without a hostfile it is 127.0.0.1"),
         ({}, {"master_addr": "localhost"}, None),
         ({}, {"node_rank": 1}, "--node_rank has no effect without --no_ssh"),
+        (
+            {},
+            {"force_multi": True, "no_ssh": True, "node_rank": 0},
+            "--force_multi has no effect with --no_ssh",
+        ),
         ({}, {"bind_core_list": "0"}, "--bind_core_list has no effect without --bind_cores_to_rank"),
         ({}, {"hostfile": "mine"}, LOST),
         ({}, {"restart_on": (1,)}, "--restart-on has no effect without --max-restarts"),
@@ -320,6 +325,30 @@ def test_a_hostfile_with_this_machine_alone_starts_here() -> None:
     planned = _job(files={"H": "here slots=2\nthere slots=2\n"}, hostfile="H", include="here")
     (host,) = planned.job.hosts
     assert (planned.node_rank, planned.job.meeting.address, host.name) == (0, "127.0.0.1", "here")
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "--launcher": {"launcher": "pdsh"},
+    "--launcher_args": {"launcher_args": "-v"},
+    "--ssh-program": {"ssh_program": "docker exec -i {host} sh -c"},
+    "--ssh_port": {"ssh_port": 22},
+    "--no_ssh_check": {"no_ssh_check": True},
+    "--venv_script": {"venv_script": "v"},
+    "--one-agent-per-node": {"per_node": True},
+    "--wait-hosts": {"wait_hosts_s": 5.0},
+    "--heartbeat": {"heartbeat_s": 3.0},
+}
+
+
+@pytest.mark.parametrize("option", WAYS)
+def test_an_option_about_other_hosts_is_told_where_none_is_reached(option: str) -> None:
+    assert f"{option} has no effect with this machine alone" in _notices(_job(**WAYS[option]), "warning")
+    by_hand = {"files": TWO_HOSTS, "node_rank": 0, **NO_SSH, **WAYS[option]}
+    is_one_job = option == "--wait-hosts"
+    said = _notices(_job(**by_hand), "warning")
+    assert (f"{option} has no effect with --no_ssh" in said) != is_one_job
+    said = _notices(_job(**by_hand | {"wait_hosts_s": 5.0}), "warning")
+    assert (f"{option} has no effect with --no_ssh" in said) != (is_one_job or option == "--heartbeat")
 
 
 @pytest.mark.parametrize(
