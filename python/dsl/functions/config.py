@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 # Not one of our frozen records: users change, copy and inspect a config as they do with torch's dataclass.
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from dsl.errors import OptionError, UnsupportedError
@@ -46,9 +48,9 @@ class LaunchConfig:
     max_nodes: int
     nproc_per_node: int | str
     logs_specs: str | None = None
-    run_id: str = ""
+    run_id: str | None = ""
     role: str = "default_role"
-    rdzv_endpoint: str = ""
+    rdzv_endpoint: str | None = ""
     rdzv_backend: str = "c10d"
     rdzv_configs: dict[str, Any] = field(default_factory=dict)
     rdzv_timeout: int = -1
@@ -66,31 +68,31 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     exit_barrier_timeout: float | None = None
-    log_dir: str | None = None
+    log_dir: str | os.PathLike[str] | None = None
     redirects: str | int | Mapping[int, int] | Mapping[str, int] = ""
     tee: str | int | Mapping[int, int] | Mapping[str, int] = ""
-    local_ranks_filter: Collection[int] | None = None
-    ranks_filter: str | Collection[int] = ""
+    local_ranks_filter: str | Collection[int] | None = None
+    ranks_filter: str | Collection[int] | None = ""
     partial_after_s: float | None = DEFAULT_PARTIAL_S
     grace_s: float | None = None
     signal_scope: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    preload: str | Collection[str] = ()
+    preload: str | Collection[str] | None = ()
     warm_for_s: float | None = None
     warm_memory: int | None = None
     wrap: str | Collection[str] = ()
-    debug: str | Collection[int] = ""
+    debug: str | Collection[int] | None = ""
     debug_port: int = DEFAULT_DEBUG_PORT
     debug_address: str = DEFAULT_DEBUG_ADDRESS
     debug_wait: bool = False
     stacks_on_failure: bool = False
     hang_timeout_s: float | None = None
     hang_action: str = "report"
-    events: str | None = None
-    metrics: str | None = None
+    events: str | os.PathLike[str] | None = None
+    metrics: str | int | os.PathLike[str] | None = None
     spares: int = 0
-    restart_on: str | Collection[int | str] = ""
-    give_up_on: str | Collection[int | str] = ""
+    restart_on: str | Collection[int | str] | None = ""
+    give_up_on: str | Collection[int | str] | None = ""
     prewarm: bool = False
     fork_server_per: str = "node"
     import_throttle: int | None = None
@@ -101,6 +103,7 @@ class LaunchConfig:
         Raises:
             OptionError: a field or ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` has a value that makes no sense.
         """
+        _check_types(self)
         default_s = (
             _default_timeout_s() if self.shutdown_timeout is None or self.grace_s is not None else None
         )
@@ -140,6 +143,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
     """
     from uuid import uuid4
 
+    _check_types(config)
     _check_values(config)
     _check_nodes(config)
     if config.debug and program.kind != "call":
@@ -149,7 +153,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
         )
     least, most = config.min_nodes, config.max_nodes
     is_dynamic = most > 1 and config.rdzv_backend != STATIC
-    is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
+    is_static = config.rdzv_backend == STATIC and bool(config.rdzv_endpoint)
     grace_s = config.shutdown_timeout if config.grace_s is None else config.grace_s
     # An empty template means no prefix, whatever the environment says.
     no_prefix = {TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else {}
@@ -170,7 +174,7 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
             "node_rank": _node_rank(config) if most > 1 and not is_dynamic else 0,
             "local_addr": config.local_addr,
             "backend": STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
-            "endpoint": config.rdzv_endpoint if is_static or is_dynamic else "",
+            "endpoint": (config.rdzv_endpoint or "") if is_static or is_dynamic else "",
             "settings": _settings(config) if most > 1 else "",
             "run_id": config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else str(uuid4())),
         },
@@ -196,6 +200,36 @@ def to_request(config: LaunchConfig, program: Program, source: str = "") -> Requ
 
 GONE = {"prewarm": False, "fork_server_per": "node", "import_throttle": None}
 """Fields of earlier versions, and the values that ask for nothing."""
+
+
+KINDS: dict[str, type] = {
+    "int": Integral, "float": Real, "bool": Integral, "str": str, "os.PathLike": os.PathLike,
+    "None": type(None), "list": Collection, "Collection": Collection, "dict": Mapping, "Mapping": Mapping,
+}  # fmt: skip
+"""What values of these annotations are instances of."""
+UNCHECKED = (
+    *("rdzv_timeout", "monitor_interval", "metrics_cfg", "event_log_handler", "exit_barrier_timeout"),
+    *(*GONE, "logs_specs", "numa_options"),
+)
+"""Fields without effect, and those that may have objects of torch."""
+TYPES = {
+    name: str(one.type) for name, one in LaunchConfig.__dataclass_fields__.items() if name not in UNCHECKED
+}
+TYPES["shutdown_timeout"] = "float | None"  # torch takes fractions, too
+
+
+def _check_types(config: LaunchConfig) -> None:
+    """Refuse values that are not of the type of their field. Raises OptionError."""
+    for name, annotation in TYPES.items():
+        value, words = getattr(config, name), {*re.sub(r"\[.*?\]", "", annotation).split(" | ")}
+        # Text is no list of its letters.
+        words = words & {"str"} if isinstance(value, (str, bytes)) else words - {"str"}
+        if not any(isinstance(value, KINDS[word]) for word in words):
+            raise OptionError(f"{name} {shorten(repr(value))}: expected {annotation}")
+    pairs: Mapping[Any, Any] = config.env
+    for variable, value in pairs.items():
+        if not (isinstance(variable, str) and isinstance(value, str)):
+            raise OptionError(f"env[{variable!r}]: expected {TYPES['env']}")
 
 
 def _check_values(config: LaunchConfig) -> None:
@@ -299,12 +333,12 @@ def _default_numa_options(nproc_per_node: int | str) -> Any:
     return options if is_each else None
 
 
-def _streams(value: str | int | Mapping[int, int] | Mapping[str, int]) -> str:
+def _streams(value: str | int | Mapping[Any, Any]) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int):
         return str(int(value))
-    return ",".join([f"{rank}:{int(streams)}" for rank, streams in value.items()])
+    return ",".join([f"{rank}:{int(one) if isinstance(one, int) else one}" for rank, one in value.items()])
 
 
 def joined_words(words: Iterable[object] | None) -> str:
@@ -316,7 +350,7 @@ def _listed(words: str | Collection[int | str] | None) -> str:
     return words if isinstance(words, str) else ",".join(map(str, words or ()))
 
 
-def _codes(words: str | Collection[int | str]) -> Sequence[int]:
+def _codes(words: str | Collection[int | str] | None) -> Sequence[int]:
     codes: Sequence[int] = _COMMON["restart_on"].read(_listed(words)) if words else ()
     return codes
 
@@ -330,9 +364,10 @@ _AS_SAID: dict[str, Callable[[Any], Any]] = {
     "duplicate_stderr_filters": joined_words,
     "debug": _listed,
     "preload": _listed,
+    **dict.fromkeys(("log_dir", "events", "metrics"), lambda value: None if value is None else str(value)),
     "restart_on": _codes,
     "give_up_on": _codes,
-    "wrap": lambda value: (value,) if isinstance(value, str) else tuple(value),
+    "wrap": lambda value: (value,) if isinstance(value, str) else tuple(map(str, value)),
 }
 """What makes of the value of a field the value that the option has on the command line."""
 

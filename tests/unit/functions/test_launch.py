@@ -137,10 +137,12 @@ def test_a_config_can_be_changed_and_copied() -> None:
             {"restart_on": "1,3-4,SIGKILL", "give_up_on": [2, 9]},
             {"restart_on": (1, 3, 4, 137), "give_up_on": (2, 9)},
         ),
+        ({"events": Path("e"), "metrics": 9400}, {"events": "e", "metrics": "9400"}),
         ({"run_id": "job", "role": "trainer"}, {"rdzv_id": "job", "role": "trainer"}),
         ({"wrap": "0:nsys profile"}, {"wraps": ("0:nsys profile",)}),
         ({"wrap": ["0:nice", "1:nice"]}, {"wraps": ("0:nice", "1:nice")}),
         ({"shutdown_timeout": 5}, {"grace_s": 5.0}),
+        ({"shutdown_timeout": 0.5}, {"grace_s": 0.5}),
         ({"grace_s": 0.5}, {"grace_s": 0.5}),
         ({"signals_to_handle": "SIGTERM, usr1,"}, {"stop_signals": (15, 10), "forward_signals": ()}),
         ({"signals_to_handle": "SIGFOO,TERM"}, {"stop_signals": (15,)}),
@@ -172,6 +174,7 @@ def test_fields_become_a_request(fields: dict[str, Any], expected: dict[str, Any
             {"stdout_words": "a,,b,c", "stderr_words": ""},
         ),
         ({"log_dir": "logs"}, {"log_dir": "logs", "stdin": "none", "partial_after_s": 1.0}),
+        ({"log_dir": Path("logs")}, {"log_dir": "logs"}),
         ({"partial_after_s": None}, {"partial_after_s": None}),
         ({"partial_after_s": 0}, {"partial_after_s": 0}),
     ],
@@ -229,6 +232,22 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         ({"signals_to_handle": "SIGTERM,SIGSEGV"}, "'SIGTERM,SIGSEGV': SIGSEGV cannot be taken"),
         ({"signals_to_handle": "TSTP"}, "SIGTSTP cannot be taken"),
         ({"signals_to_handle": "34,40"}, "Python has no name for 40"),
+        ({"max_nodes": "2"}, "max_nodes '2': expected int"),
+        ({"max_nodes": 2.5}, "max_nodes 2.5: expected int"),
+        ({"grace_s": "5"}, "grace_s '5': expected float | None"),
+        ({"shutdown_timeout": "5"}, "shutdown_timeout '5': expected float | None"),
+        ({"role": 3}, "role 3: expected str"),
+        ({"run_id": Path("a")}, "run_id PosixPath('a'): expected str | None"),
+        ({"log_dir": 3}, "log_dir 3: expected str | os.PathLike[str] | None"),
+        ({"log_dir": b"logs"}, "log_dir b'logs': expected str | os.PathLike[str] | None"),
+        ({"events": ["f"]}, "events ['f']: expected str | os.PathLike[str] | None"),
+        ({"redirects": [1]}, "redirects [1]: expected str | int | Mapping[int, int] | Mapping[str, int]"),
+        ({"rdzv_configs": None}, "rdzv_configs None: expected dict[str, Any]"),
+        ({"duplicate_stdout_filters": "a"}, "duplicate_stdout_filters 'a': expected list[str] | None"),
+        ({"preload": 3}, "preload 3: expected str | Collection[str] | None"),
+        ({"debug_wait": "yes"}, "debug_wait 'yes': expected bool"),
+        ({"env": ["A"]}, "env ['A']: expected Mapping[str, str]"),
+        ({"env": {"A": 1}}, "env['A']: expected Mapping[str, str]"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_when_the_config_is_made(
@@ -239,6 +258,13 @@ def test_a_value_that_makes_no_sense_is_refused_when_the_config_is_made(
         config_of(**fields)
     assert isinstance(caught.value, OptionError)
     assert_one_line(str(caught.value))
+
+
+def test_a_type_is_checked_again_at_the_launch() -> None:
+    config = config_of()
+    config.max_restarts = "3"  # type: ignore[assignment]  # it is wrong
+    with pytest.raises(OptionError, match=r"^max_restarts '3': expected int$"):
+        to_request(config, Program("call", "python", name="train"))
 
 
 def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -> None:
