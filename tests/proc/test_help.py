@@ -199,6 +199,16 @@ def test_an_empty_name_names_no_job(dsl_command: Path, place: Path, line: str, w
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{name}: error: {why}\n")
 
 
+@pytest.mark.parametrize("line", ["dsl-wait", "dsl-attach", "dsl-stacks", "dsl-top", "dsl-warm stop"])
+def test_a_job_or_server_that_there_is_not_is_a_mistake_in_the_usage_of_each_tool(
+    dsl_command: Path, place: Path, line: str
+) -> None:
+    name, *words = line.split()
+    done = ran([str(dsl_command.with_name(name)), *words, "1"], cwd=place)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"{name}: error: no ")
+
+
 @pytest.mark.parametrize(
     "line, words",
     [

@@ -333,7 +333,7 @@ def test_without_a_terminal_one_table_is_printed(fake: FakeJob, top: str) -> Non
 
 def test_a_job_that_does_not_exist_is_one_line(top: str) -> None:
     done = ran([top, "1"])
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "dsl-top: error: no job of this user runs on this machine\n"
 
 

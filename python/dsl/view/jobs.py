@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from dsl._record import Record
-from dsl.errors import DslError, JobFormatError
+from dsl.errors import DslError, JobFormatError, UsageError
 from dsl.machine import ask_sockets, left_alone, peer_pid, remove_socket
 from dsl.machine.kernel import began_ns, read_fact
 from dsl.model.codec import Lines, to_line
@@ -245,17 +245,18 @@ def find_job(word: str, jobs: Sequence[RunningJob], silent: Sequence[SilentJob] 
     """The job that a user means: its pid, or nothing if there is only one.
 
     Raises:
-        DslError: there is no such job, it does not answer, or the word is missing and there are several.
+        UsageError: there is no such job, or the word is missing and there are several.
+        DslError: the job does not answer.
     """
     for other in silent:
         if word == str(other.pid) or not (word or jobs):
             raise DslError(f"job {other.pid} does not answer, it may be stopped (SIGSTOP) or frozen")
     if not jobs:
-        raise DslError("no job of this user runs on this machine")
+        raise UsageError("no job of this user runs on this machine")
     meant = [job for job in jobs if word in ("", str(job.view.pid))]
     if len(meant) == 1 or (word and meant):  # a program may launch several jobs
         return meant[0]
     names = ", ".join(f"{job.view.pid} ({' '.join(job.view.words[:1])})" for job in jobs)
     if meant:
-        raise DslError(f"several jobs run, name one by its pid: {names}")
-    raise DslError(f"no job has the pid {quote(word)}, there are: {names}")
+        raise UsageError(f"several jobs run, name one by its pid: {names}")
+    raise UsageError(f"no job has the pid {quote(word)}, there are: {names}")
