@@ -216,27 +216,19 @@ def integer(text: str) -> int:
     return number
 
 
-def seconds(text: str) -> float:
-    """A duration in seconds, zero or more."""
+def seconds(text: str, least: float = 0) -> float:
+    """A duration in seconds, ``least`` or more."""
     duration_s = parse_seconds(text)
     if duration_s is None:
         raise BadValueError(f"invalid seconds value: {quote(text)}, expected a number such as 30 or 0.5")
-    if not 0 <= duration_s <= MOST_SECONDS:
-        raise BadValueError(f"must be 0 or more seconds: {quote(text)}, and at most {MOST_SECONDS}")
+    if not least <= duration_s <= MOST_SECONDS:
+        raise BadValueError(f"must be {least:g} or more seconds: {quote(text)}, and at most {MOST_SECONDS}")
     return duration_s
 
 
 def seconds_or_never(text: str) -> float | None:
     """A duration in seconds; None for ``never``."""
     return None if text == "never" else seconds(text)
-
-
-def hang_seconds(text: str) -> float:
-    """A duration in seconds, long enough for several looks at all ranks."""
-    duration_s = seconds(text)
-    if duration_s < LEAST_HANG_S:
-        raise BadValueError(f"must be {LEAST_HANG_S:g} or more seconds: {quote(text)}")
-    return duration_s
 
 
 def byte_size(text: str) -> int:
@@ -489,7 +481,8 @@ COMMON = {
         Option(
             OURS, "--hang-timeout", "SECONDS",
             "the job hangs if no rank makes progress for so long: name the ranks that differ",
-            read=hang_seconds, into="hang_timeout_s", bounds=(LEAST_HANG_S, MOST_SECONDS),
+            read=lambda text: seconds(text, LEAST_HANG_S), into="hang_timeout_s",
+            bounds=(LEAST_HANG_S, MOST_SECONDS),
         ),
         Option(
             OURS, "--hang-action", "",

@@ -132,6 +132,8 @@ def test_bad_input_is_one_line_and_its_exit_code(
         ("--numa-binding all t.py", "invalid choice: 'all'"),
         ("--master-port many t.py", "invalid int value: 'many'"),
         ("--shutdown-timeout -1 t.py", "must be 0 or more seconds: '-1'"),
+        ("--hang-timeout -1 t.py", "must be 1 or more seconds: '-1'"),
+        ("--hang-timeout 0.5 t.py", "must be 1 or more seconds: '0.5'"),
     ],
 )
 def test_what_the_parser_refuses_is_its_usage_and_one_line(
