@@ -68,10 +68,10 @@ class Joining(Record):
     """How long this node waits for the first attempt."""
     silence_s: float
     """After this many seconds of silence the other side is lost."""
-    command: tuple[str, ...] = ()
-    """The command of this node without its rank option; empty: not known."""
-    rank_at: int = 0
-    """Index of the word in ``command`` before which the option for the place belongs."""
+    command: tuple[tuple[str, ...], ...] = ()
+    """The words of this command before and after its rank option; empty: not known."""
+    ranks: tuple[int, ...] = ()
+    """See `JobPlan.ranks`."""
     claimed: Claimed | None = None
     """Who conducts a job over a store."""
 
@@ -80,13 +80,16 @@ class Joining(Record):
         """Address and port as users write them."""
         return with_port(self.address, self.port)
 
+    def option_of(self, place: int) -> tuple[str, str]:
+        """The rank option of a node, and its value."""
+        return self.job.flavour.spell(RANK_OPTION), str(self.ranks[place] if self.ranks else place)
+
     def command_of(self, place: int) -> str:
         """What to type for another node; empty if that does not fit on a line."""
         from shlex import join
 
-        option = self.job.flavour.spell(RANK_OPTION)
-        words = (*self.command[: self.rank_at], option, str(place), *self.command[self.rank_at :])
-        line = join(words)
+        before, after = self.command or ((), ())
+        line = join((*before, *self.option_of(place), *after))
         return line if self.command and line.isprintable() and len(line) <= LONGEST_COMMAND else ""
 
 
@@ -100,7 +103,6 @@ def joining_of(planned: JobPlan, facts: Facts, workers: int) -> Joining:
     assert point.port is not None
     settings = dict(point.settings)
     key, is_keyed = job_key(facts.environ, job.run_id)
-    command, rank_at = without_place(planned.argv, job.program, facts.environ)
     return Joining(
         job,
         _hello(planned, planned.node_rank, workers, facts),
@@ -111,8 +113,8 @@ def joining_of(planned: JobPlan, facts: Facts, workers: int) -> Joining:
         timeout_s=_seconds(settings, "timeout", TIMEOUT_S),
         silence_s=_seconds(settings, "keep_alive_interval", SIGN_OF_LIFE_S)
         * _seconds(settings, "keep_alive_max_attempt", MOST_MISSED),
-        command=command,
-        rank_at=rank_at,
+        command=without_place(planned.argv, job.program, facts.environ),
+        ranks=planned.ranks,
     )
 
 
@@ -212,17 +214,17 @@ def objection(hello: Hello, own: Hello, job: Job) -> str:
 
 def without_place(
     argv: tuple[str, ...], program: Program, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], int]:
-    """The command of this node without its rank option, and the index where another node's option belongs.
+) -> tuple[tuple[str, ...], ...]:
+    """The words of this command before and after its rank option; empty if it cannot be made.
 
-    Options from the environment are a part of this command. If it cannot be made: no words, and 0.
+    Options from the environment are a part of this command.
     """
     script = len(argv) - len(program.args) - 1
     if argv[script:][:1] == ("--",):  # separates the script from its arguments
         script -= 1
     is_long = sum(map(len, argv)) > LONGEST_COMMAND
     if is_long or script < 0 or argv[script] != program.script:
-        return (), 0
+        return ()
     place = script
     rest = tuple(argv[script:])
     for index, word in enumerate(argv[:script]):
@@ -231,8 +233,7 @@ def without_place(
             place, rest = index, tuple(argv[index + (1 if equals else 2) :])
     held = [f"{name}={value}" for name, value in environ.items() if name.startswith(VARIABLES)]
     held = [word for word in held if not word.startswith(f"{VARIABLES}NODE_RANK=")]
-    before = (*(("env", *held) if held else ()), *argv[:place])
-    return (*before, *rest), len(before)
+    return (*(("env", *held) if held else ()), *argv[:place]), rest
 
 
 def _seconds(settings: dict[str, str], name: str, default: float) -> float:

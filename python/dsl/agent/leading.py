@@ -14,7 +14,7 @@ from dsl import SignalReceived, Stopping, __version__
 from dsl._record import replace
 from dsl.agent.carrier import Near
 from dsl.agent.elsewhere import Elsewhere
-from dsl.agent.joining import RANK_OPTION, WAITING, awaited, objection, silence_of
+from dsl.agent.joining import WAITING, awaited, objection, silence_of
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import fixed_places, open_places
 from dsl.control.clock import OURS
@@ -277,8 +277,7 @@ class FirstNode(Conducting):
         why = objection(hello, self._hello, self._joining.job)
         if not why and hello.place in self._links:
             name = self.conductor.roster.name(hello.place)
-            option = self._joining.job.flavour.spell(RANK_OPTION)
-            why = f"its {option} is {hello.place}, and so is that of {name}"
+            why = f"its {' is '.join(self._joining.option_of(hello.place))}, and so is that of {name}"
         if not why and self.conductor.expects(hello.place):
             self._hosts[hello.place] = hello.host
             return True

@@ -95,6 +95,8 @@ class ActiveHosts(Record):
     """The accelerator of this machine, if its devices are the slots; else empty."""
     visible_devices: str | None = None
     """Value of the visible-devices variable in place of slots; None: the slots."""
+    ranks: tuple[int, ...] = ()
+    """What ``--node_rank`` says on each host: there hosts without slots count, too."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -133,6 +135,7 @@ def choose_hosts(request: Request, facts: Facts, listed: Pool | None = None) -> 
         what = next(f"{name} {text}" for name, text in filters if text or name == "hostfile")
         raise FilterError(f"nothing is left to start: {what} leaves no slot")
     hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
+    ranks = tuple(range(len(hosts)))
     if devices is not None and devices.accelerator == "cpu":
         notices += _cpu_notices(asked, devices, facts.environ, len(hosts[0].slots))
     is_remote = listed is not None or _is_remote(remote, hosts, facts, is_named=is_named)
@@ -143,11 +146,12 @@ def choose_hosts(request: Request, facts: Facts, listed: Pool | None = None) -> 
         )
     # A host without slots has no command, for which the others would wait.
     if remote.is_connected or request.elastic.training:
-        node_rank = len([host for host in hosts[:node_rank] if host.slots])
-        hosts = tuple([host for host in hosts if host.slots])
+        ranks = tuple([rank for rank in ranks if hosts[rank].slots])
+        node_rank, hosts = ranks.index(node_rank), tuple([hosts[rank] for rank in ranks])
     return ActiveHosts(
         hosts=hosts,
         node_rank=node_rank,
+        ranks=ranks,
         address=_master_address(request, hosts, is_named=is_named, is_remote=is_remote, notices=notices),
         is_remote=is_remote,
         pool=pool,

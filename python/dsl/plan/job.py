@@ -41,6 +41,8 @@ class JobPlan(Record):
     notices: tuple[Notice, ...] = ()
     remote: Remote | None = None
     """How all hosts of the job are reached, this machine too; None: this node starts its part itself."""
+    ranks: tuple[int, ...] = ()
+    """See `ActiveHosts.ranks`."""
     argv: tuple[str, ...] = ()
     """What the user has typed, with the command's name; empty: a program launches the job."""
 
@@ -149,7 +151,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
             notices += _alone(facts.environ, "name the hosts with --hostfile, or give --num_nodes 1")
         if len(active.hosts) > 1 and not is_connected:
             job = _unwatched(job, notices)
-        return JobPlan(job, active.node_rank, tuple(notices))
+        return JobPlan(job, active.node_rank, tuple(notices), ranks=active.ranks)
     from dsl.plan.remote import RANK_LAUNCHERS, elastic_remote, plan_remote, remote_variables
 
     remote = plan_remote(request, active, facts)

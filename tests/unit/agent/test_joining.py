@@ -82,7 +82,7 @@ def test_what_a_node_says_and_how_long_it_waits() -> None:
     assert found.meeting_point == "host:1234"
     assert joining("[::1]").meeting_point == "[::1]:1234"
     assert found.command_of(2) == "dslrun --nnodes 3 --node-rank 2 t.py 'it'\"'\"'s'"
-    assert replace(found, command=("a\nb",), rank_at=1).command_of(0) == ""
+    assert replace(found, command=(("a\nb",), ())).command_of(0) == ""
 
 
 @pytest.mark.parametrize(
@@ -110,19 +110,20 @@ def test_a_node_needs_a_place_of_the_job(fields: dict[str, int], words: str) -> 
 
 
 def test_nodes_without_ssh_are_named_by_their_hosts_and_told_in_the_words_of_their_command() -> None:
-    files = {"H": "alpha slots=4\nempty slots=0\nbeta slots=2\n"}
+    files = {"H": "alpha slots=4\nempty slots=0\nbeta slots=2\ngamma slots=2\n"}
     wish: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "node_rank": 2, "master_addr": "[::1]"}
     request = make_request("deepspeed", "t.py", wait_hosts_s=7.5, heartbeat_s=3.0, **wish)
     facts = make_facts(files=files)
     argv = ("dsl", "-H", "H", "--no_ssh", "--node_rank", "2", "t.py")
     found = joining_of(plan_job(request, facts, argv), facts, 2)
     hello = found.hello
-    assert (hello.place, hello.nodes, hello.host, hello.workers) == (1, 2, "beta", 2)
+    assert (hello.place, hello.nodes, hello.host, hello.workers) == (1, 3, "beta", 2)
     assert (found.meeting_point, found.timeout_s, found.silence_s) == ("[::1]:29500", 7.5, 3)
     assert found.command_of(0) == "dsl -H H --no_ssh --node_rank 0 t.py"
-    odd = objection(replace(hello, nodes=3), hello, found.job)
-    assert odd == "its number of hosts is 3, that of node 0 is 2"
-    assert objection(replace(hello, place=2), hello, found.job).startswith("its --node_rank is 2, ")
+    assert found.command_of(2) == "dsl -H H --no_ssh --node_rank 3 t.py"
+    odd = objection(replace(hello, nodes=2), hello, found.job)
+    assert odd == "its number of hosts is 2, that of node 0 is 3"
+    assert objection(replace(hello, place=3), hello, found.job).startswith("its --node_rank is 3, ")
 
 
 @pytest.mark.guarantee("G8")
