@@ -116,8 +116,8 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         listed = first_list(request, facts)
     notices = _unused_host_options(request)
     if is_elastic:
-        waits = ("--wait-hosts", request.remote.wait_hosts_s)
-        notices += _idle_with("--elastic_training, which has --elastic-wait", waits)
+        waits = ("--wait-hosts", request.remote.wait_hosts_s or None)
+        notices += _idle(True, "with --elastic_training, which has --elastic-wait", waits)
         request = replace(request, remote=replace(request.remote, wait_hosts_s=None))
     active = choose_hosts(request, facts, listed)
     notices += active.notices
@@ -165,12 +165,11 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     job = replace(job, env=env)
     if is_elastic:
         remote = elastic_remote(remote, request, job, nodes, facts)
+    port, waits = ("--ssh_port", remote.ssh_port), ("--wait-hosts", remote.hosts_wait_s or None)
     if remote.launcher == "slurm":
-        why = "--launcher slurm, which uses no ssh"
-        told += _idle_with(why, ("--ssh_port", remote.ssh_port), ("--wait-hosts", remote.hosts_wait_s))
+        told += _idle(True, "with --launcher slurm, which uses no ssh", port, waits)
         remote = replace(remote, hosts_wait_s=0.0)
-    if remote.program:
-        told += _idle_with("--ssh-program", ("--ssh_port", remote.ssh_port), ("--launcher_args", remote.args))
+    told += _idle(remote.program, "with --ssh-program", port, ("--launcher_args", remote.args))
     if request.output.stdin not in ("", "none"):
         why = "no worker reads the command's standard input"
         notices.append(_warning(f"--stdin has no effect where other hosts take part: {why}"))
@@ -220,49 +219,45 @@ def _check_each_rank_log(asked: OutputRequest) -> None:
 
 def _unused_host_options(request: Request) -> list[Notice]:
     """Warnings for options of `dsl` that have no effect as they are given."""
-    remote, cores, elastic, output = request.remote, request.placement, request.elastic, request.output
-    is_fixed, has_files = not elastic.training, output.each_rank_log is not None or needs_run_dir(output)
+    is_bound, cores = request.placement.bind_cores_to_rank, request.placement.core_list
+    remote, elastic, output = request.remote, request.elastic, request.output
+    has_files = output.each_rank_log is not None or needs_run_dir(output)
     return [
-        *_idle("--no_ssh", ("--node_rank", request.meeting.node_rank, not remote.no_ssh)),
-        *_idle("--bind_cores_to_rank", ("--bind_core_list", cores.core_list, not cores.bind_cores_to_rank)),
+        *_idle(not remote.no_ssh, "without --no_ssh", ("--node_rank", request.meeting.node_rank)),
+        *_idle(not is_bound, "without --bind_cores_to_rank", ("--bind_core_list", cores)),
         *_unused_options(request),
         *_idle(
-            "--elastic_training",
-            ("--min_elastic_nodes", elastic.min_nodes, is_fixed),
-            ("--max_elastic_nodes", elastic.max_nodes, is_fixed),
-            ("--elastic-wait", elastic.wait_s, is_fixed),
-            ("--discover", elastic.discover or None, is_fixed),
+            not elastic.training,
+            "without --elastic_training",
+            ("--min_elastic_nodes", elastic.min_nodes),
+            ("--max_elastic_nodes", elastic.max_nodes),
+            ("--elastic-wait", elastic.wait_s),
+            ("--discover", elastic.discover),
         ),
-        *_idle("log files, such as --log-dir", ("--log-max-size", output.max_bytes, not has_files)),
+        *_idle(not has_files, "without log files, such as --log-dir", ("--log-max-size", output.max_bytes)),
     ]
 
 
 def _unused_options(request: Request) -> list[Notice]:
     """Warnings for options of both commands that have no effect as they are given."""
-    start, signals, debug, policy = request.start, request.signals, request.debug, request.policy
+    start, debug, policy = request.start, request.debug, request.policy
+    preempt, grace_s = request.signals.preempt, request.signals.preempt_grace_s
     is_once = not (request.max_restarts or request.elastic.training)
     hang_action = None if request.hang_action == "report" else request.hang_action
+    codes = (("--restart-on", policy.restart_on), ("--give-up-on", policy.give_up_on))
+    warmth = (("--warm-for", start.warm_for_s), ("--warm-memory", start.warm_memory))
     is_executed, stdin = start.method in ("spawn", "fork"), request.output.stdin
     found = [
-        *_idle("--preempt-signal", ("--preempt-grace", signals.preempt_grace_s, signals.preempt is None)),
-        *_idle(
-            "--max-restarts",
-            ("--restart-on", policy.restart_on or None, is_once),
-            ("--give-up-on", policy.give_up_on or None, is_once),
-        ),
-        *_idle("--start-method forkserver", ("--preload", start.preload or None, is_executed)),
-        *_idle(
-            "--start-method warm",
-            ("--warm-for", start.warm_for_s, start.method != "warm"),
-            ("--warm-memory", start.warm_memory, start.method != "warm"),
-        ),
-        *_idle("--hang-timeout", ("--hang-action", hang_action, request.hang_timeout_s is None)),
-        *_idle_with("--detach", ("--stdin", request.detaches and stdin != "none" and stdin)),
+        *_idle(preempt is None, "without --preempt-signal", ("--preempt-grace", grace_s)),
+        *_idle(is_once, "without --max-restarts", *codes),
+        *_idle(is_executed, "without --start-method forkserver", ("--preload", start.preload)),
+        *_idle(start.method != "warm", "without --start-method warm", *warmth),
+        *_idle(request.hang_timeout_s is None, "without --hang-timeout", ("--hang-action", hang_action)),
+        *_idle(request.detaches and stdin != "none", "with --detach", ("--stdin", stdin)),
     ]
     if debug != DebugRequest(ranks=debug.ranks) and not debug.ranks:
-        found.append(
-            _warning("--debug-port, --debug-address and --debug-wait have no effect without --debug")
-        )
+        text = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
+        found.append(_warning(text))
     return found
 
 
@@ -286,8 +281,8 @@ def _unused_ways(asked: RemoteRequest, host_count: int) -> list[Notice]:
     found += [("--ssh-program", asked.ssh_program), ("--one-agent-per-node", asked.per_node)]
     if not asked.is_connected or host_count == 1:
         has_own = asked.heartbeat_s != DEFAULT_HEARTBEAT_S
-        found += [("--wait-hosts", asked.wait_hosts_s), ("--heartbeat", has_own)]
-    return _idle_with("--no_ssh" if asked.no_ssh else "this machine alone", *found)
+        found += [("--wait-hosts", asked.wait_hosts_s or None), ("--heartbeat", has_own)]
+    return _idle(True, f"with {'--no_ssh' if asked.no_ssh else 'this machine alone'}", *found)
 
 
 def _other_python(active: ActiveHosts, facts: Facts) -> list[Notice]:
@@ -333,15 +328,10 @@ def _warning(text: str) -> Notice:
     return Notice("warning", text)
 
 
-def _idle(needed: str, *options: tuple[str, object, bool]) -> list[Notice]:
-    """Warnings for options, each with its value (None: not given), and whether it lacks what it needs."""
-    idle = [name for name, value, lacks in options if value is not None and lacks]
-    return [_warning(f"{name} has no effect without {needed}") for name in idle]
-
-
-def _idle_with(other: str, *options: tuple[str, object]) -> list[Notice]:
-    """Warnings for options, each with its value (None or 0: not given), that another one makes idle."""
-    return [_warning(f"{name} has no effect with {other}") for name, value in options if value]
+def _idle(is_idle: object, how: str, *options: tuple[str, object]) -> list[Notice]:
+    """Warnings for options that have no effect in this way, each with its value; 0 is one, empty is none."""
+    given = [name for name, value in options if value or (value == 0 and value is not False)]
+    return [_warning(f"{name} has no effect {how}") for name in given if is_idle]
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
