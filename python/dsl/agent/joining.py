@@ -12,11 +12,10 @@ from dsl.words import MOST_SECONDS, parse_seconds, quote, with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Job, Meeting
-    from dsl.model.request import Program
+    from dsl.model.job import Job, Meeting, Pairs
     from dsl.plan.job import JobPlan
     from dsl.rendezvous.delegate_messages import Claimed
 
@@ -113,7 +112,7 @@ def joining_of(planned: JobPlan, facts: Facts, workers: int) -> Joining:
         timeout_s=_seconds(settings, "timeout", TIMEOUT_S),
         silence_s=_seconds(settings, "keep_alive_interval", SIGN_OF_LIFE_S)
         * _seconds(settings, "keep_alive_max_attempt", MOST_MISSED),
-        command=without_place(planned.argv, job.program, facts.environ),
+        command=without_place(planned.argv, job, facts.environ),
         ranks=planned.ranks,
     )
 
@@ -212,20 +211,18 @@ def objection(hello: Hello, own: Hello, job: Job) -> str:
     return ""
 
 
-def without_place(
-    argv: tuple[str, ...], program: Program, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], ...]:
+def without_place(argv: tuple[str, ...], job: Job, environ: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     """The words of this command before and after its rank option; empty if it cannot be made.
 
     Options from the environment are a part of this command.
     """
-    script = len(argv) - len(program.args) - 1
+    script = len(argv) - len(job.program.args) - 1
     if argv[script:][:1] == ("--",):  # separates the script from its arguments
         script -= 1
     is_long = sum(map(len, argv)) > LONGEST_COMMAND
-    if is_long or script < 0 or argv[script] != program.script:
+    if is_long or script < 0 or argv[script] != job.program.script:
         return ()
-    place = script
+    argv, place = (*without_secrets(argv[:script], job.env), *argv[script:]), script
     rest = tuple(argv[script:])
     for index, word in enumerate(argv[:script]):
         name, equals, _ = word.replace("_", "-").partition("=")
@@ -233,7 +230,17 @@ def without_place(
             place, rest = index, tuple(argv[index + (1 if equals else 2) :])
     held = [f"{name}={value}" for name, value in environ.items() if name.startswith(VARIABLES)]
     held = [word for word in held if not word.startswith(f"{VARIABLES}NODE_RANK=")]
-    return (*(("env", *held) if held else ()), *argv[:place]), rest
+    return (*(("env", *without_secrets(held, job.env)) if held else ()), *argv[:place]), rest
+
+
+def without_secrets(words: Sequence[str], env: Pairs) -> tuple[str, ...]:
+    """Words of options, with ``NAME`` for ``NAME=VALUE`` if that may be a secret: messages go to logs."""
+    from dsl.plan.starting import may_be_secret
+
+    for name, _ in env:
+        parts = [word.partition(f"{name}=") for word in words]
+        words = [head + (name if mid and may_be_secret(name, end) else mid + end) for head, mid, end in parts]
+    return tuple(words)
 
 
 def _seconds(settings: dict[str, str], name: str, default: float) -> float:
