@@ -195,6 +195,23 @@ def test_launches_share_a_server_and_each_has_workers_of_its_own(place: Place) -
     until(lambda: not place.all())
 
 
+def test_each_launch_says_why_a_held_server_cannot_import(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warm_launch(preload="no_such_module_at_all") as launch:
+        for _ in range(2):
+            caplog.clear()
+            assert launch(functions.add, 1, 2) == [3]
+            assert "refused: cannot import no_such_module_at_all: ModuleNotFoundError" in caplog.text
+    until(lambda: not place.all())
+
+
+def test_a_server_that_cannot_import_ends_though_no_job_calls(user: User) -> None:
+    done = user.run("dsl-warm", "start", "--preload", "no_such_module_at_all", "dslrun", "train.py")
+    assert "cannot import no_such_module_at_all" in done.stderr
+    until(lambda: not user.servers())
+
+
 def test_a_server_that_was_ended_is_replaced(place: Place) -> None:
     with warm_launch(preload="json") as launch:
         ((_, server),) = launch(functions.parents)

@@ -273,8 +273,19 @@ def _become_branch(door: WarmDoor, call: WarmCall, imports: Imports) -> NoReturn
 
 
 def _refuse(door: WarmDoor, call: WarmCall | None, reason: str) -> NoReturn:
-    """Tell the job for which this server was started why it does not serve, and end."""
+    """Tell the job for which this server was started why it does not serve, and end.
+
+    A program that holds the server calls right before its job does, so that has a moment to call.
+    """
     call = call or door.next()
+    if call is not None and not call.wants_branch:
+        from signal import SIGTERM
+        from threading import Timer
+
+        call.refuse(reason)
+        door.hold(call)
+        Timer(_ANSWER_S, os.kill, (os.getpid(), SIGTERM)).start()
+        call = door.next()
     if call is not None:
         call.refuse(reason)
     door.close()
