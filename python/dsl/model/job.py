@@ -363,7 +363,7 @@ class WorkerPlan(Record):
     @property
     def command(self) -> tuple[str, ...]:
         """The words that are executed."""
-        return (*self.wrap, *self.argv)
+        return self.wrap + self.argv
 
     @property
     def label(self) -> Label:

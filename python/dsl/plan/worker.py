@@ -222,11 +222,12 @@ def worker_environment(
 ) -> dict[str, str]:
     """The variables that one worker has beside those of its node."""
     rank = meeting.ranks[local_rank]
-    first = meeting.ranks.start if meeting.first_role_rank is None else meeting.first_role_rank
+    role_rank = rank if meeting.first_role_rank is None else meeting.first_role_rank + local_rank
+    own = str(local_rank)  # equal numbers are one text: there may be thousands of workers
     facts = {
-        "rank": str(rank),
-        "role_rank": str(first + local_rank),
-        "local_rank": str(local_rank),
+        "rank": own if rank == local_rank else str(rank),
+        "role_rank": own if role_rank == local_rank else str(role_rank),
+        "local_rank": own,
         "error_file": error_file,
     }
     return {name: facts[fact] for name, fact in flavour.worker_variables}
@@ -270,7 +271,7 @@ def worker_commands(
     words = (*head, *program.args)
     if flavour.fills_local_rank and any(LOCAL_RANK_MACRO in word for word in words):
         return [(*_filled(head, rank), *own[rank], *_filled(program.args, rank)) for rank in ranks]
-    return [(*head, *own[rank], *program.args) for rank in ranks]
+    return [(*head, *one, *program.args) for one in own] if option else [words] * len(folders)
 
 
 def words_of_interpreter(program: Program) -> int:

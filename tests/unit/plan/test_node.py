@@ -90,6 +90,15 @@ def test_the_words_of_a_worker(wish: dict[str, Any], words: list[str]) -> None:
     assert [list(argv) for argv in worker_commands(program, TORCH, {}, "python", folders)] == [words]
 
 
+def test_workers_share_what_is_the_same_for_all_or_the_same_number() -> None:
+    """Thousands of workers cost little memory; the text of a single digit is one object anyway."""
+    first, *_, last = attempt(nproc_per_node="12").workers
+    assert first.argv != last.argv
+    first, *_, last = attempt(nproc_per_node="12", args=()).workers
+    assert first.argv is last.argv is last.command
+    assert last.env["RANK"] is last.env["LOCAL_RANK"] is last.env["ROLE_RANK"]
+
+
 def test_another_interpreter_can_be_named_and_an_empty_name_is_none() -> None:
     program = Program("script", "t.py")
     for value, interpreter in (("/p", "/p"), ("", "python")):
