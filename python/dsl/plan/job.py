@@ -282,7 +282,7 @@ def _unused_ways(asked: RemoteRequest, host_count: int) -> list[Notice]:
     if not asked.is_connected or host_count == 1:
         has_own = asked.heartbeat_s != DEFAULT_HEARTBEAT_S
         found += [("--wait-hosts", asked.wait_hosts_s or None), ("--heartbeat", has_own)]
-    return _idle(True, f"with {'--no_ssh' if asked.no_ssh else 'this machine alone'}", *found)
+    return _idle(True, "with --no_ssh" if asked.no_ssh else "in a job on this machine alone", *found)
 
 
 def _other_python(active: ActiveHosts, facts: Facts) -> list[Notice]:

@@ -342,7 +342,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("option", WAYS)
 def test_an_option_about_other_hosts_is_told_where_none_is_reached(option: str) -> None:
-    assert f"{option} has no effect with this machine alone" in _notices(_job(**WAYS[option]), "warning")
+    assert f"{option} has no effect in a job on this machine alone" in _notices(
+        _job(**WAYS[option]), "warning"
+    )
     by_hand = {"files": TWO_HOSTS, "node_rank": 0, **NO_SSH, **WAYS[option]}
     is_one_job = option == "--wait-hosts"
     said = _notices(_job(**by_hand), "warning")
