@@ -146,6 +146,25 @@ def test_without_the_node_that_conducts_the_job_ends(nodes: Nodes, tmp_path: Pat
     assert f"dslrun: node 0 ({HOST}): it has closed the connection" in table.jobs[1].stderr()
 
 
+@pytest.mark.guarantee("G1", "G3")
+def test_a_spare_that_has_lost_the_node_that_conducts_looks_for_it_for_a_moment(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """It does not wait as long as a node whose job has not begun."""
+    table = Table(nodes, tmp_path, 2)
+    table.start(0, 1, 2, options="--rdzv-conf=keep_alive_interval=0.5,keep_alive_max_attempt=2")
+    table.places(0)
+    table.until_said(2, "is a spare")
+    for one in table.jobs[0].left():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+    assert [table.jobs[place].wait(30) for place in (1, 2)] == [1, 1]
+    last = table.jobs[2].stderr().splitlines()[-1]
+    lost = "dslrun: error: node 0 has closed the connection, and cannot be reached again within 1 s: "
+    assert last.startswith(lost), last
+    assert "waiting for node 0" not in table.jobs[2].stderr()
+
+
 @pytest.mark.guarantee("G3")
 def test_nodes_that_wait_in_vain_for_a_lost_one_all_say_so(nodes: Nodes, tmp_path: Path) -> None:
     table = Table(nodes, tmp_path, 3)

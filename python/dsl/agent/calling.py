@@ -61,6 +61,10 @@ class OtherNode:
         """What this node waits for before the first meeting, in words."""
         now_s = time.monotonic()
         self._remind_s, self._expire_s = now_s + REMIND_S, now_s + joining.timeout_s
+        self._is_spare = False
+        """The job runs without this node, which waits for a place."""
+        self._lost = ""
+        """How this node, a spare, has lost node 0; empty: it has not."""
 
     def call(self) -> Meeting | Over:
         """Find node 0, and wait for the first meeting, or the end of a job that does not need this node.
@@ -94,10 +98,15 @@ class OtherNode:
 
     def _wait_longer(self, problem: str) -> None:
         """Wait for another call, if there is time for one. Raises RendezvousError if there is not."""
-        now_s = time.monotonic()
-        if now_s >= self._expire_s:
-            text = f"still waiting for {self.conductor} after {self._joining.timeout_s:g} s: {problem}"
-            raise RendezvousError(text)
+        now_s, joining = time.monotonic(), self._joining
+        if self._is_spare:
+            self._is_spare, self._lost = False, problem
+            self._remind_s, self._expire_s = float("inf"), now_s + joining.silence_s
+        elif now_s >= self._expire_s:
+            text = f"still waiting for {self.conductor} after {joining.timeout_s:g} s"
+            if self._lost:
+                text = f"{self._lost}, and cannot be reached again within {joining.silence_s:g} s"
+            raise RendezvousError(f"{text}: {problem}")
         if now_s >= self._remind_s:
             self._remind()
         time.sleep(PAUSE_S)
@@ -108,6 +117,7 @@ class OtherNode:
         link = self._connect(port)
         while isinstance(message := link.receive(silence_s, while_heard=True), Said):
             self._tell(message.notice)
+            self._is_spare |= message.has_begun
             if message.notice.text.startswith(WAITING):
                 self.awaited = message.notice.text.removeprefix(WAITING)
         if isinstance(message, Refused):

@@ -199,7 +199,7 @@ class Near(Carrier):
 
     def _speak_elsewhere(self, notice: Notice) -> None:
         for link in self._links.values():
-            link.send(Said(notice))
+            link.send(Said(notice, has_begun=self.conductor.has_begun))
 
     def _left(self, place: int, signum: int) -> Notice:
         name = self.conductor.roster.name(place)

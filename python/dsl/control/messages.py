@@ -156,6 +156,8 @@ class Said(Record):
     """Either way: something the user should read."""
 
     notice: Notice
+    has_begun: bool = False
+    """Of a conductor: workers run, or have run. A node that waits is a spare."""
 
 
 class Recorded(Record):

@@ -16,7 +16,9 @@ from dsl.agent import calling
 from dsl.agent.calling import OtherNode
 from dsl.agent.joining import job_key, joining_of, objection
 from dsl.cli.torchrun import parse_args, to_request
+from dsl.control.messages import Moved, Over, Said
 from dsl.errors import ControlError, OptionError, RendezvousError
+from dsl.model.job import Notice
 from dsl.plan.job import plan_job
 
 KNOWN = "6e5928d562ca2637a045caf9cff02de3e20cedd5684d4b22f1b806e382f46e51"
@@ -126,27 +128,67 @@ def test_nodes_without_ssh_are_named_by_their_hosts_and_told_in_the_words_of_the
     assert objection(replace(hello, place=3), hello, found.job).startswith("its --node_rank is 3, ")
 
 
-@pytest.mark.guarantee("G8")
-@pytest.mark.parametrize("end", ["it hangs up", "it says nonsense"])
-def test_a_node_whose_calls_lead_nowhere_gives_up_in_time(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = SimpleNamespace(s=0.0)
-
-    def sleep(duration_s: float) -> None:
-        now.s += duration_s
-        assert now.s < 8, "it calls for ever"
-
-    def receive(*_limits: object, **_how: object) -> object:
-        if end == "it hangs up":
-            raise ControlError("node 0 has hung up")
-        return object()
-
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """What node 0 answers, instead of a link to it."""
+    found = Answers()
     hub = Mock()
-    hub.add.return_value.receive = receive
-    monkeypatch.setattr(calling, "time", SimpleNamespace(monotonic=lambda: now.s, sleep=sleep))
+    hub.add.return_value.receive = found.receive
+    monkeypatch.setattr(calling, "time", SimpleNamespace(monotonic=lambda: found.now_s, sleep=found.sleep))
     monkeypatch.setattr(calling, "connect", Mock())
     monkeypatch.setattr(calling, "Hub", lambda _silence_s: hub)
+    return found
+
+
+class Answers:
+    """Answers of node 0 by their order, the last one again and again, and a clock that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.next: list[object] = []
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+        assert self.now_s < 1000, "it calls for ever"
+
+    def receive(self, *_limits: object, **_how: object) -> object:
+        said = self.next.pop(0) if len(self.next) > 1 else self.next[0]
+        if isinstance(said, Exception):
+            raise said
+        if isinstance(said, Said):
+            self.now_s += 900
+        return said
+
+
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize("end", [ControlError("node 0 has hung up"), object()])
+def test_a_node_whose_calls_lead_nowhere_gives_up_in_time(end: object, answers: Answers) -> None:
+    answers.next = [end]
     told: list[Any] = []
     node = OtherNode(joining("127.0.0.1", "--rdzv-conf timeout=7"), told.append)
     with pytest.raises(RendezvousError, match=r"^still waiting for node 0 after 7 s: (node 0|it) has "):
         node.call()
+    assert answers.now_s < 8
     assert [one.text.partition(":")[0] for one in told] == ["waiting for node 0 for up to 7 s"]
+
+
+MOVED, BEGUN = Moved(1, "h"), Said(Notice("info", "node 3 is a spare"), has_begun=True)
+HUNG_UP = ControlError("node 0 has hung up")
+
+
+def test_a_spare_that_has_lost_its_link_comes_back_long_after_the_start(answers: Answers) -> None:
+    answers.next = [MOVED, BEGUN, HUNG_UP, HUNG_UP, MOVED, BEGUN, Over(has_succeeded=True)]
+    node = OtherNode(joining("127.0.0.1", "--rdzv-conf timeout=7"), lambda _: None)
+    assert node.call() == Over(has_succeeded=True)
+
+
+@pytest.mark.guarantee("G8")
+def test_a_spare_that_has_lost_node_0_calls_as_long_as_that_may_be_silent(answers: Answers) -> None:
+    answers.next = [MOVED, BEGUN, ControlError("node 0 is gone"), HUNG_UP]
+    told: list[Any] = []
+    node = OtherNode(joining("127.0.0.1", "--rdzv-conf timeout=70"), told.append)
+    text = "node 0 is gone, and cannot be reached again within 15 s: node 0 has hung up"
+    with pytest.raises(RendezvousError, match=f"^{text}$"):
+        node.call()
+    assert 915 <= answers.now_s < 916
+    assert told == [BEGUN.notice]
