@@ -23,6 +23,7 @@ from tests.support import functions
 from tests.support.command import ran
 from tests.support.jobs import PROGRAMS, install_plug_in
 from tests.support.places import free_port
+from tests.support.recorded import only, recorded
 
 from dsl.errors import DslError, ProgramNotExecutableError, ProgramNotFoundError, RendezvousError
 from dsl.functions.launcher import (
@@ -448,14 +449,18 @@ def test_a_spare_takes_the_place_of_a_node_whose_function_fails_again() -> None:
     assert found == {"0": {0: "0"}, "1": {}, "2": {1: "2"}}
 
 
-def test_a_spare_that_was_not_needed_hangs_up_though_its_program_goes_on() -> None:
+def test_a_spare_that_was_not_needed_hangs_up_though_its_program_goes_on(tmp_path: Path) -> None:
     found: dict[str, Any] = {}
 
     def run(node: LaunchConfig) -> None:
         found[node.env["PLACE"]] = elastic_launch(node, functions.add)(1, 2)
 
-    on_static_nodes((1, 1, 1), run, within_s=8)  # node 0 would wait 10 s for a spare that is still there
+    file = tmp_path / "events"
+    # Node 0 would wait 10 s for a spare that is still there.
+    on_static_nodes((1, 1, 1), run, within_s=8, events=str(file))
     assert found == {"0": {0: 3}, "1": {1: 4}, "2": {}}
+    ended = [one for one in only("JobEnded", recorded(file)) if one["code"] == 0]
+    assert sorted(one["attempts"] for one in ended) == [0, 1, 1]
 
 
 @pytest.mark.torch

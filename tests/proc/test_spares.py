@@ -12,6 +12,7 @@ import pytest
 from tests.kit.waiting import until
 from tests.support.jobs import Job, complete_lines
 from tests.support.places import WAITS, Nodes
+from tests.support.recorded import recorded
 
 TELLS = """#!/bin/sh
 echo "$RANK $PLACE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON" >> "$1/seen"
@@ -35,7 +36,7 @@ class Table:
         words = ("--no-python", str(self._program), str(self._directory))
         for place in places:
             self.jobs[place] = self._nodes.start(
-                f"--spares=1 --grace=2 {options}",
+                f"--spares=1 --grace=2 {options.format(place)}",
                 count=self._count,
                 first=place,
                 program=words,
@@ -128,11 +129,27 @@ def test_a_spare_that_was_not_needed_ends_well_and_a_node_that_leaves_is_replace
     os.kill(table.jobs[1].guard, signal.SIGTERM)
     assert table.jobs.pop(1).wait() == 143
     assert table.places(1) == ["0", "2", "0 membership"]
-    table.start(1)
+    table.start(1, options=f"--max-restarts=2 --events={tmp_path}/events")
     table.until_said(0, f"node 1 ({HOST}) is a spare")
     nodes.end()
     assert [job.wait(30) for job in table.jobs.values()] == [0, 0, 0]
+    assert [one["event"] for one in recorded(tmp_path / "events")] == ["Launched", "JobEnded"]
     assert "the job none has ended without this node, which was a spare" in table.jobs[1].stderr()
+
+
+@pytest.mark.guarantee("G2")
+def test_a_spare_records_how_a_job_has_failed_without_it(nodes: Nodes, tmp_path: Path) -> None:
+    table = Table(nodes, tmp_path, 2)
+    table.start(0, 1, 2, options=f"--events={tmp_path}/events.{{}}")
+    table.places(0)
+    table.until_said(0, "is a spare")
+    nodes.fail(1, 0)
+    assert [job.wait(30) for job in table.jobs.values()] == [7, 7, 7]
+    ended = [recorded(tmp_path / f"events.{place}")[-1] for place in table.jobs]
+    assert [(one["event"], one["code"], one["attempts"]) for one in ended] == [
+        ("JobEnded", 7, 1), ("JobEnded", 7, 1), ("JobEnded", 7, 0)
+    ]  # fmt: skip
+    assert ended[2]["verdict"][0].endswith(ended[0]["verdict"][0])
 
 
 @pytest.mark.guarantee("G1", "G3")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.job import Job, NodePlan
     from dsl.plan.job import JobPlan
+    from dsl.report.recorder import Recorder
 
 HANDLERS = "torchrun.handlers"
 """The group of entry points that registers other backends with torch."""
@@ -47,13 +48,14 @@ def start(
     tell: Callable[[Sequence[Notice]], None],
     launch: Launch,
     let_go: Callable[[], None],
+    recorder: Recorder | None,
     *,
     is_dry: bool,
 ) -> int:
     """Run this node's part of a job of several nodes, or show it if the run ``is_dry``.
 
-    ``let_go`` is called before the wait for other nodes. Returns the command's exit code only if nothing was
-    started.
+    ``let_go`` is called before the wait for other nodes. ``recorder`` records the job. Returns the command's
+    exit code only if nothing was started.
 
     Raises:
         DslError: the job cannot be planned or prepared, or the nodes do not meet.
@@ -81,8 +83,12 @@ def start(
         def code_of(over: Ending | None) -> int | None:
             if over is None:
                 return None
-            tell([over[0]] if over[0] is not None else [])
-            return over[1]
+            notice, code = over
+            if notice is not None:
+                tell([notice])
+                if recorder is not None:
+                    recorder.end(code, [notice.text] if code else [])
+            return code
 
         if (code := code_of(nodes.find())) is not None:
             return code

@@ -176,7 +176,7 @@ class Command:
         if planned.job.meeting.way != "alone":
             from dsl.agent import several_nodes
 
-            return several_nodes.start(planned, facts, tell, launch, let_go, is_dry=show.is_dry)
+            return several_nodes.start(planned, facts, tell, launch, let_go, recorder, is_dry=show.is_dry)
         check_job(planned.job, facts)
         return launch(OneNode(Planner(planned, facts))).run_guarded()
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from dsl.model.request import Level, Request
     from dsl.plan.job import JobPlan
     from dsl.report.narrator import Show
+    from dsl.report.recorder import Recorder
 
 
 __all__ = [
@@ -231,7 +232,7 @@ def run_request(
                 nodes.enter()
                 over = nodes.join()
             if over is not None:
-                return _without_part(*over)
+                return _without_part(recorder, *over)
         side.show, side.has_verdict = show or to_logger, show is not None
         results = Session(
             side,
@@ -246,8 +247,10 @@ def _log_notice(notice: Notice) -> None:
     log(notice.level, notice.text)
 
 
-def _without_part(notice: Notice | None, code: int) -> dict[int, Any]:
+def _without_part(recorder: Recorder | None, notice: Notice | None, code: int) -> dict[int, Any]:
     """No results, for a node that stayed a spare until the job ended. RendezvousError if the job failed."""
+    if notice is not None and recorder is not None:
+        recorder.end(code, [notice.text] if code else [])
     if notice is not None and not code:
         log(notice.level, notice.text)
     if code:

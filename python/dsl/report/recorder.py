@@ -236,7 +236,11 @@ class Recorder:
             return  # the head knows how the job ends
         count = self._count if self._is_head else outcome.count
         judgement = judge_attempt(outcome.last) if self.judged is None else self.judged()
-        self.tell("JobEnded", code=outcome.code, attempts=count, verdict=[*_verdict(judgement), *self.beside])
+        self.end(outcome.code, [*_verdict(judgement), *self.beside], count)
+
+    def end(self, code: int, lines: Sequence[str], count: int = 0) -> None:
+        """Record the end of the job after so many attempts. ``lines``: the verdict; empty: all is well."""
+        self.tell("JobEnded", code=code, attempts=count, verdict=list(lines))
 
 
 def _verdict(judgement: Judgement | None) -> list[str]:
