@@ -441,11 +441,17 @@ def test_nodes_that_wait_for_others_wait_in_the_background(shell: Shell) -> None
     options = ("--detach", "--nnodes", 2, "--master-port", free_port(), "--nproc-per-node", 1, "--no-python")
     words = (*options, "sh", "-c", "echo $RANK of $WORLD_SIZE")
     lines = [shell.tool("dslrun", "--node-rank", rank, *words) for rank in (1, 0)]
-    pids = [shell.pid_of(shell.run(line)) for line in lines]
+    pids = [shell.pid_of(shell.run(lines[0]))]
+    _, row = shell.run(shell.tool("dsl-ps")).stdout.decode().splitlines()
+    assert re.match(rf"{pids[0]}  waiting  \d:\d\d .* dslrun --node-rank 1 --detach --nnodes 2 ", row), row
+    listed = json.loads(shell.run(shell.tool("dsl-ps", "--json")).stdout)
+    assert ([one["pid"] for one in listed["waiting"]], listed["jobs"]) == (pids, [])
+    pids.append(shell.pid_of(shell.run(lines[1])))
     attached = [shell.attach(pid) for pid in pids]
     assert [one.returncode for one in attached] == [0, 0]
     assert b"1 of 2\n" in attached[0].stdout
     assert b"0 of 2\n" in attached[1].stdout
+    assert len(shell.run(shell.tool("dsl-ps")).stdout.splitlines()) == 1
 
 
 @pytest.mark.guarantee("G2")

@@ -44,14 +44,14 @@ CHUNK = 1 << 16
 
 
 class SilentJob(Record):
-    """A job that does not say what it is: it is stopped, or frozen with its control group."""
+    """A job that does not say what it is: it is stopped or frozen, or has no workers yet."""
 
     pid: int
     """Pid of the command, by the name of the socket; 0: unknown."""
     words: tuple[str, ...]
-    """The command line of this process; empty: unknown."""
+    """Its command line; empty: unknown."""
     started_ns: int | None
-    """CLOCK_REALTIME when this process was started; None: unknown."""
+    """CLOCK_REALTIME when it was started; None: unknown."""
 
 
 class RunningJob:

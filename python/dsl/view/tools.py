@@ -8,13 +8,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from json import dumps
 from typing import Any, NoReturn
 
 from dsl.agent.session import die_of_interrupt
 from dsl.cli.tool import Tool, ToolParser
-from dsl.errors import DslError, JobFormatError, OptionError, UsageError
+from dsl.errors import DslError, JobFolderError, JobFormatError, OptionError, UsageError
 from dsl.machine import can_move_cursor
 from dsl.model.codec import to_plain
 from dsl.model.observation import JobView, NodeStacks, Sight
@@ -58,13 +59,26 @@ def _look(job: RunningJob, what: Sight, for_s: int = 0) -> tuple[list[Any], tupl
 def _ps(options: argparse.Namespace) -> int:
     answered, silent = call_jobs(tell=PS.say)
     jobs = [_job(job.view) for job in answered]
+    known = {*[job["pid"] for job in jobs], *[job.pid for job in silent]}
+    bare = {"no_answer": silent, "waiting": _waiting(known)}
     if options.json:
-        others = [{"pid": job.pid, "program": job.words, "started_ns": job.started_ns} for job in silent]
-        show_text(dumps({"schema": SCHEMA, "jobs": jobs, "no_answer": others}, indent=2))
+        others = {
+            name: [{"pid": job.pid, "program": job.words, "started_ns": job.started_ns} for job in some]
+            for name, some in bare.items()
+        }
+        show_text(dumps({"schema": SCHEMA, "jobs": jobs, **others}, indent=2))
     else:
-        rows = [*map(_row, jobs), *map(_silent_row, silent)]
-        show_text("\n".join(table([TITLES, *rows], terminal_width())))
+        rows = [_bare_row(name.replace("_", " "), job) for name, some in bare.items() for job in some]
+        show_text("\n".join(table([TITLES, *map(_row, jobs), *rows], terminal_width())))
     return 0
+
+
+def _waiting(known: Container[int]) -> list[SilentJob]:
+    """The jobs in the background, beside the known ones, that wait for other nodes or hosts."""
+    with suppress(JobFolderError):  # nothing of this user can be there
+        begun = [job.begun for job in JobFolders(os.environ).jobs() if not job.is_over()]
+        return [SilentJob(one.pid, one.words, one.started_ns) for one in begun[::-1] if one.pid not in known]
+    return []
 
 
 def terminal_width() -> int | None:
@@ -84,10 +98,10 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     return (str(job["pid"]), state, _age(job["started_ns"]), *counts, _program(job["program"]))
 
 
-def _silent_row(job: SilentJob) -> tuple[str, ...]:
-    """What is known of a job that is stopped: the command line of its command stands for the program."""
+def _bare_row(state: str, job: SilentJob) -> tuple[str, ...]:
+    """What is known of a job that does not say what it is: the command line stands for the program."""
     age = "" if job.started_ns is None else _age(job.started_ns)
-    return (str(job.pid), "no answer", age, "", "", "", _program(job.words))
+    return (str(job.pid), state, age, "", "", "", _program(job.words))
 
 
 def _age(started_ns: int) -> str:
