@@ -108,15 +108,25 @@ def test_a_way_that_hangs_is_ended_when_the_wait_is_over_and_its_host_is_named(
     assert sorted((folder / "reached").read_text().split()) == ["n0", "n1"]
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code, how",
+    [
+        (signal.SIGINT, -2, "interrupted (SIGINT)"),
+        (signal.SIGTERM, 143, "terminated (SIGTERM)"),
+        (signal.SIGHUP, 129, "terminated (SIGHUP)"),
+        (signal.SIGUSR1, 75, "preempted (SIGUSR1)"),
+    ],
+)
 def test_a_wait_for_hosts_ends_with_a_signal(
-    dsl_command: Path, folder: Path, number: signal.Signals, code: int
+    dsl_command: Path, folder: Path, number: signal.Signals, code: int, how: str
 ) -> None:
-    with running(line(dsl_command, folder, "--wait-hosts", "60"), folder / "job") as job:
+    come(folder, "n0")
+    words = line(dsl_command, folder, "--wait-hosts", "60", "--preempt-signal", "USR1")
+    with running(words, folder / "job") as job:
         until(lambda: "waiting up to" in job.stderr())
         os.kill(job.process.pid, number)
-        assert job.wait() % 256 in (code, 256 - number)
-        assert "Traceback" not in job.stderr()
+        assert job.wait() == code
+        assert job.stderr().splitlines()[1:] == [f"dsl: {how} while waiting for host n1"]
 
 
 def test_variables_that_are_named_reach_the_workers_of_all_hosts(dsl_command: Path, folder: Path) -> None:

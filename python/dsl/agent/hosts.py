@@ -158,8 +158,10 @@ class _Probe(HostCommands):
                 self.failed[exit_.worker] = "" if exit_.caused_by_stop else why
 
 
-def wait_for_hosts(names: Sequence[str], remote: Remote, facts: Facts, tell: Callable[[str], None]) -> None:
-    """Wait until a command runs on each of these hosts. ``tell``: says which hosts we wait for.
+def wait_for_hosts(
+    names: Sequence[str], remote: Remote, facts: Facts, tell: Callable[[str, str], None]
+) -> None:
+    """Wait until a command runs on each of these hosts. ``tell`` hears which are missing, and a line.
 
     Raises:
         RendezvousError: some hosts cannot be reached in time.
@@ -175,7 +177,7 @@ def wait_for_hosts(names: Sequence[str], remote: Remote, facts: Facts, tell: Cal
             why = f"{shown} cannot be reached within {remote.hosts_wait_s:g} s"
             raise RendezvousError(f"{why}: {last}; check the name, or wait longer")
         if not any(missing.values()) or len(found) < len(missing):
-            tell(f"waiting up to {left_s:.0f} s for {shown}: {last}")
+            tell(shown, f"waiting up to {left_s:.0f} s for {shown}: {last}")
         missing = found
         time.sleep(min(left_s, WAIT_POLL_S))
 

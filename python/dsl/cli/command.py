@@ -7,7 +7,7 @@ import os
 from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner, check_job
-from dsl.agent.session import OneNode, Session
+from dsl.agent.session import SIGINT, OneNode, Session, die_of_interrupt
 from dsl.errors import DslError, OptionError, ReaderGoneError
 from dsl.facts import Facts, this_machine
 from dsl.model.job import Notice
@@ -15,7 +15,7 @@ from dsl.model.options import DEFAULT_FORWARD, DEFAULT_STOP, BadValueError, dash
 from dsl.model.request import LEVELS, Level, ProgramKind, Request
 from dsl.plan.job import JobPlan, plan_job
 from dsl.report.speak import say
-from dsl.words import parse_signals, quote, shortage, signal_name
+from dsl.words import ENDING, end_on_request, parse_signals, quote, shortage, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -230,26 +230,42 @@ def _reach(
         show_hosts(job, remote, starts, as_json=show.dry_run_json)
         return 0
     if remote is not None and remote.hosts_wait_s and not show.doctor:
-        _wait_for_hosts(job, remote, facts)
+        code = _wait_for_hosts(job, remote, facts)
+        if code == 128 + SIGINT and background is None:
+            die_of_interrupt()
+        if code:
+            return code
     from dsl.agent.head import run_head
 
     looks_first = show.doctor_first and not show.doctor
     return run_head(planned, facts, background, recorder, examines=show.doctor, looks_first=looks_first)
 
 
-def _wait_for_hosts(job: Job, remote: Remote, facts: Facts) -> None:
+def _wait_for_hosts(job: Job, remote: Remote, facts: Facts) -> int:
+    """Wait until the hosts can be reached. Returns the exit code if a signal has ended the wait, else 0."""
     from dsl.agent.hosts import wait_for_hosts
     from dsl.functions.errors import HandledSignals, SignalException
+    from dsl.model.outcome import signal_code
+    from dsl.report.verdict import name_workers
 
-    def tell(text: str) -> None:
+    names = [host.name for host in job.hosts]
+    awaited = name_workers(names, "host")
+
+    def tell(missing: str, text: str) -> None:
+        nonlocal awaited
+        awaited = missing
         if LEVELS[job.log_level] <= LEVELS["info"]:
             say(job.flavour.command, text)
 
     try:
-        with HandledSignals(USUAL_STOP):
-            wait_for_hosts([host.name for host in job.hosts], remote, facts, tell)
+        with HandledSignals(ENDING):
+            wait_for_hosts(names, remote, facts, tell)
     except SignalException as ended:
-        os.kill(os.getpid(), ended.sigval)
+        signum, preempt = ended.sigval, job.signals.preempt
+        how = end_on_request(signum, is_key=False, is_preemption=signum == preempt)
+        say(job.flavour.command, f"{how} while waiting for {awaited}")
+        return signal_code(signum, preempt)
+    return 0
 
 
 def program_kind(*, module: bool, no_python: bool, flag: str) -> ProgramKind:

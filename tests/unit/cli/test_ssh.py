@@ -118,4 +118,4 @@ def test_hosts_that_failed_alike_are_one_line_the_first_failure_first() -> None:
 def test_a_name_that_ssh_would_misread_is_not_even_tried(name: str, program: tuple[str, ...]) -> None:
     remote = Remote("ssh", program=program, hosts_wait_s=5.0)
     with pytest.raises(HostNameError, match="cannot be given to ssh"):
-        wait_for_hosts([name], remote, make_facts(), lambda _: None)
+        wait_for_hosts([name], remote, make_facts(), lambda *_: None)
