@@ -8,15 +8,17 @@ import pytest
 from tests.support.conducting import CLOSED, Stage, coming, coming_and_going, elastic, messages
 from tests.support.events import a_report
 
+from dsl._record import replace
 from dsl.control.messages import Bye, Checked, Hello, Over, Stop
 from dsl.model.job import Meeting
 from dsl.report.verdict import verdict
 
 
-def come(stage: Stage, *places: int) -> None:
-    """Nodes come by themselves, with one worker each and a port for rank 0."""
+def come(stage: Stage, *places: int, attempts: int = 0, restarts: int = 0) -> None:
+    """Nodes come by themselves, with one worker each and a port for rank 0, maybe from another conductor."""
     for place in places:
-        stage.hear(place, Hello("1", place, f"h{place}", 1, workers=1, role="default"))
+        hello = Hello("1", place, f"h{place}", 1, workers=1, role="default")
+        stage.hear(place, replace(hello, attempts=attempts, restarts=restarts))
         stage.hear(place, Checked(addresses=(f"10.0.0.{place}",), free_port=30000 + place))
 
 
@@ -127,6 +129,21 @@ def test_a_member_that_comes_again_starts_with_a_clean_record() -> None:
     fail(stage, 0)
     fail(stage, 1)
     assert order(stage) == [1, 3, 2]
+
+
+def test_another_conductor_does_not_know_which_members_were_bad() -> None:
+    """docs/elastic.md says so."""
+    stage = open_job()
+    for place in (1, 1):
+        fail(stage, place)
+    assert order(stage) == [0, 3, 2]
+    stage = Stage(coming_and_going(3, 3, 9))
+    come(stage, 0, 1, 2, 3, attempts=3, restarts=2)
+    assert (stage.attempt, stage.meeting.restarts, order(stage)) == (3, 2, [0, 1, 2])
+    fail(stage, 1)
+    assert order(stage) == [0, 1, 2]
+    fail(stage, 1)
+    assert order(stage) == [0, 3, 2]
 
 
 def test_a_node_with_a_fixed_place_cannot_say_how_many_restarts_are_left() -> None:
