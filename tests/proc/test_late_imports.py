@@ -68,7 +68,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     temporary.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return folder / "dsl"
+
+
+def socket_of(folder: Path) -> Path:
+    """The socket of the job, once it is there: then the agent holds what it may need later."""
+    (path,) = until(lambda: list((folder / "dsl").glob("*.sock")))
+    return path
 
 
 def job_of(module: str, tmp_path: Path, options: list[str], *ends: str) -> list[str]:
@@ -81,6 +88,7 @@ def job_of(module: str, tmp_path: Path, options: list[str], *ends: str) -> list[
 def open_gate(job: Job, package: Path, take: Callable[[Path], None], folder: Path) -> None:
     """Let the workers go on when the package is gone."""
     job.ready(2)
+    socket_of(folder)
     take(package)
     (folder / "gate").touch()
 
@@ -161,11 +169,10 @@ def test_a_look_costs_the_look_alone(
     options: list[str], end: str, code: int, take: Callable[[Path], None], package: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with running(job_of("dsl", tmp_path, options, end), tmp_path) as job:
         job.ready(2)
-        (path,) = until(lambda: list((tmp_path / "dsl").glob("*.sock")))
+        path = socket_of(tmp_path)
         take(package)
         with contextlib.suppress(OSError, DslError):
             look = RunningJob(str(path))
@@ -177,12 +184,22 @@ def test_a_look_costs_the_look_alone(
         assert options or "a file of dsl or of its Python is gone or has changed" in job.stderr()
 
 
+# Waits as `socket_of`, and takes the package away.
+TAKES = """
+import glob, shutil, sys, time
+def take(package, folder):
+    while not glob.glob(folder + "/dsl/*.sock"):
+        time.sleep(0.001)
+    shutil.rmtree(package)
+"""
+
+
 @pytest.mark.guarantee("G2", "G3")
-def test_a_worker_may_take_the_package_away_as_its_first_act(package: Path, tmp_path: Path) -> None:
+def test_a_worker_may_take_the_package_away(package: Path, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
-    script.write_text("import shutil, sys; shutil.rmtree(sys.argv[1]); raise ValueError('bad batch')")
+    script.write_text(f"{TAKES}take(*sys.argv[1:])\nraise ValueError('bad batch')\n")
     command = [sys.executable, "-m", "dsl.run", "--tee", "3", "--max-restarts", "1", str(script)]
-    command += [str(package)]
+    command += [str(package), str(tmp_path)]
     with running(command, tmp_path) as job:
         assert job.wait() == 1, job.stderr()
         assert "restart 1 of 1" in job.stderr()
@@ -190,11 +207,11 @@ def test_a_worker_may_take_the_package_away_as_its_first_act(package: Path, tmp_
         assert "internal error" not in job.stderr()
 
 
-FUNCTION = """
-import os, shutil, sys
-def work(package):
+FUNCTION = f"""{TAKES}
+import os
+def work(*places):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        shutil.rmtree(package)
+        take(*places)
         sys.exit(3)
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
         raise ValueError("bad batch")
@@ -202,7 +219,7 @@ def work(package):
 if __name__ == "__main__":
     from dsl.functions import ChildFailedError, launch
     try:
-        print(launch(work, sys.argv[1], max_restarts=int(sys.argv[2])))
+        print(launch(work, *sys.argv[2:], max_restarts=int(sys.argv[1])))
     except ChildFailedError as error:
         print(error.exit_code, "ValueError: bad batch" in str(error))
 """
@@ -214,7 +231,7 @@ def test_functions_are_started_again_without_the_package(
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(FUNCTION, encoding="utf-8")
-    command = [sys.executable, str(script), str(package), str(restarts)]
+    command = [sys.executable, str(script), str(restarts), str(package), str(tmp_path)]
     with running(command, tmp_path) as job:
         assert job.wait() == 0, job.stderr()
         assert job.stdout().splitlines()[-1:] == [said], job.stderr()
