@@ -49,9 +49,11 @@ NODES = (
     "--no-python",
     "/bin/true",
 )
+# A worker that the interrupt has to end, if there is one: others may have ended well before it reaches them.
+WORKER = ("/bin/sh", "-c", '[ ! -e "$HIT" ] || exec sleep 60')
 DOORS = {
-    "dsl": (SCRIPT, ("--num_gpus", "2", "--no_python", "/bin/true")),
-    "dslrun": (SCRIPT, ("--nproc-per-node", "2", "--no-python", "/bin/true")),
+    "dsl": (SCRIPT, ("--num_gpus", "2", "--no_python", *WORKER)),
+    "dslrun": (SCRIPT, ("--nproc-per-node", "2", "--no-python", *WORKER)),
     "dslrun, node 0": (SCRIPT, NODES),
     "dslrun, node 1": (SCRIPT, ("--node-rank", "1", *NODES)),
     "dsl-report": (SCRIPT, ()),
@@ -61,8 +63,8 @@ DOORS = {
     "dsl-elastic": (SCRIPT, ("-c", "config.json")),
     "dsl-ps": (SCRIPT, ()),
     "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),
-    "-m dsl": (MODULE, ("--num_gpus", "2", "--no_python", "/bin/true")),
-    "-m dsl.run": (MODULE, ("--nproc-per-node", "2", "--no-python", "/bin/true")),
+    "-m dsl": (MODULE, ("--num_gpus", "2", "--no_python", *WORKER)),
+    "-m dsl.run": (MODULE, ("--nproc-per-node", "2", "--no-python", *WORKER)),
     "-m dsl_launcher.node": (MODULE, ("--stdio",)),
 }
 
@@ -162,6 +164,7 @@ if any(word.endswith("/boot.py") for word in sys.orig_argv):
 
 
 @pytest.mark.guarantee("G2")
+@pytest.mark.timeout(180)  # many launches: a busy machine takes ten times as long
 @pytest.mark.parametrize("program", ["script", "module"])
 def test_an_interrupt_of_a_forked_worker_before_or_after_its_program_is_silent(
     program: str, dsl_command: Path, tmp_path: Path
