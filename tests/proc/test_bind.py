@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.command import dsl_line
-from tests.support.jobs import running
+from tests.support.jobs import Job, running
 
 from dsl.binding import NodeGroup, place
 from dsl.binding.rules import MODES
@@ -44,6 +44,15 @@ def _dumps(line: Sequence[str], testchild: Path, directory: Path, workers: int) 
     with running(line, directory, environ=environ) as job:
         assert job.wait() == 0, job.stderr()
     return [json.loads((directory / f"dump.{rank}").read_text()) for rank in range(workers)]
+
+
+def only_line(job: Job) -> str:
+    """The only line that the command has said. Lines of others on its stderr do not count."""
+    text = job.stderr()
+    said = [line for line in text.splitlines() if line.startswith("dslrun: ")]
+    assert len(said) == 1, text
+    assert "Traceback" not in text, text
+    return said[0]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +133,7 @@ def test_a_dry_run_does_not_ask_a_plug_in(dsl_command: Path, testchild: Path, tm
     options = ["--dry-run", "--logs-specs=default"]
     with running(_line(dsl_command, "dslrun", 1, options, testchild, "exit", "0"), tmp_path) as job:
         assert job.wait() == 2
-    (said,) = job.stderr().splitlines()
-    assert "--dry-run cannot ask the plug-in of --logs-specs" in said
+    assert "--dry-run cannot ask the plug-in of --logs-specs" in only_line(job)
 
 
 def _cpus(text: str) -> Collection[int]:
@@ -160,7 +168,7 @@ def test_what_cannot_be_bound_is_one_line_and_nothing_starts(
     line = _line(dsl_command, "dslrun", 2, ["--numa-binding=exclusive"], testchild, "touch", started)
     with running(_restricted(ALLOWED[0], line), tmp_path / "job", environ=NO_DEVICES) as job:
         assert job.wait() == 2
-    (said,) = job.stderr().splitlines()
+    said = only_line(job)
     assert said.startswith("dslrun: error: --numa-binding exclusive: local rank 0 is one of 2 at NUMA node ")
     assert not started.exists()
 
