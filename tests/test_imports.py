@@ -69,7 +69,7 @@ MOST_MODULES = 37
 # Lines of their sources. Each thousand costs a launch almost a millisecond. A slow machine loads `report.verdict`, too.
 MOST_LOADED_LINES = 9_400
 # Lines of the launcher, and of the wings that stand beside it. They shall fall.
-MOST_LINES = {"dsl": 36_600, "dsl.view": 5_890, "dsl.tune": 3_700, "dsl.stand_in": 210}
+MOST_LINES = {"dsl": 36_650, "dsl.view": 5_895, "dsl.tune": 3_700, "dsl.stand_in": 210}
 # What it may import beside them, beyond what `import os, sys` does.
 LIGHT = {"__future__", "gc", "select"}
 TESTS = Path(__file__).resolve().parent / "unit"
