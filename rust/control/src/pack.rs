@@ -22,6 +22,8 @@ const BEGIN: usize = HEAD_LEN + 4;
 #[derive(Default)]
 pub struct Packer {
     table: Option<CompressTable>,
+    /// Room for what is packed.
+    room: Vec<u8>,
     pause: u32,
 }
 
@@ -35,12 +37,15 @@ impl Packer {
             self.pause -= 1;
             return frames;
         }
-        let mut packed = vec![0; BEGIN + get_maximum_output_size(frames.len())];
-        packed[HEAD_LEN..BEGIN].copy_from_slice(&(frames.len() as u32).to_be_bytes());
+        let most = BEGIN + get_maximum_output_size(frames.len());
+        if self.room.len() < most {
+            self.room.resize(most, 0);
+        }
         let table = self.table.get_or_insert_default();
-        match compress_into_with_table(&frames, &mut packed[BEGIN..], table) {
+        match compress_into_with_table(&frames, &mut self.room[BEGIN..], table) {
             Ok(length) if BEGIN + length <= frames.len() / PART => {
-                packed.truncate(BEGIN + length);
+                let mut packed = self.room[..BEGIN + length].to_vec();
+                packed[HEAD_LEN..BEGIN].copy_from_slice(&(frames.len() as u32).to_be_bytes());
                 packed_frame(packed)
             }
             _ => {
