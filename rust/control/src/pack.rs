@@ -11,7 +11,7 @@ use crate::frame::{Damaged, HEAD_LEN, packed_frame};
 const LEAST: usize = 1 << 10;
 /// Most bytes of frames that are packed together.
 pub const MOST: usize = 256 << 10;
-/// Packing saves more processor time on both hosts together than it takes if it leaves at most this part.
+/// Packing saves more processor time on both hosts together than it takes if it leaves at most one byte of so many.
 const PART: usize = 3;
 /// After a chunk for which it is not worth it, we send so many as they are, and try again.
 const PAUSE: u32 = 31;
@@ -118,7 +118,7 @@ mod tests {
         assert!(sent.len() < frames.len() / 10);
         let mut found = b"what was there".to_vec();
         unpack(&payload(&sent).unwrap(), &mut found).unwrap();
-        assert!(found == frames);
+        assert_eq!(found, frames);
     }
 
     #[test]
@@ -131,9 +131,9 @@ mod tests {
     fn what_cannot_be_packed_is_tried_seldom() {
         let (dense, text) = (output(&noise(40_000)), output(&b"x".repeat(40_000)));
         let mut packer = Packer::default();
-        assert!(packer.pack(dense.clone()) == dense);
+        assert_eq!(packer.pack(dense.clone()), dense);
         for _ in 0..PAUSE {
-            assert!(packer.pack(text.clone()) == text);
+            assert_eq!(packer.pack(text.clone()), text);
         }
         assert!(packer.pack(text.clone()).len() < 1000);
     }
