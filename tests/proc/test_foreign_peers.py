@@ -120,7 +120,7 @@ def test_a_process_elsewhere_neither_looks_into_a_job_nor_poses_as_one(
         assert got == to_line(NoAnswer(f"runs in another {place}")).decode()
         assert job.caught() == []
         with other.posing(path.with_name("4242-0.sock"), is_job=True, says=false) as said:
-            for name, code in (("dsl-ps", 0), ("dsl-stacks", 1), ("dsl-attach", 2)):
+            for name, code in (("dsl-ps", 0), ("dsl-stacks", 2), ("dsl-attach", 2)):
                 words = [str(dsl_command.with_name(name)), *([] if name == "dsl-ps" else ["4242"])]
                 done = ran(words)
                 assert done.returncode == code, done.stderr
