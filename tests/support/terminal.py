@@ -86,11 +86,11 @@ class Terminal:
         if shell == 0:
             if size is not None:
                 _set_size(0, *size)
-            # Above the small numbers first, so that neither dup2 closes the other's source.
-            copies = [os.dup2(fd, 20 + index) for index, fd in enumerate((report_write, order_read))]
+            # To free numbers first, so that neither dup2 closes the other's source.
+            copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, 5) for fd in (report_write, order_read)]
             os.dup2(copies[0], 3)
             os.dup2(copies[1], 4)
-            os.closerange(5, 64)
+            os.closerange(5, max(64, *[copy + 1 for copy in copies]))
             os.execve(sys.executable, [sys.executable, "-c", _SHELL, mode, *command], dict(environ))
         os.close(report_write)
         os.close(order_read)
