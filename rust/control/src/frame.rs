@@ -310,18 +310,17 @@ pub fn each_unpacked<E: From<Damaged>>(
     frames: &[u8],
     mut hear: impl FnMut(Frame<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let parser = Parser::new(frames.len());
-    let mut rest = frames;
-    while !rest.is_empty() {
-        match parser.next(rest)? {
-            Some((frame @ Frame::Output { .. }, after)) => {
-                hear(frame)?;
-                rest = after;
-            }
-            _ => return Err(Damaged("has sent damaged output".into()).into()),
-        }
+    let damaged = || E::from(Damaged("has sent damaged output".into()));
+    let (at, result) = Parser::new(frames.len()).parse(frames, &mut |frame| match frame {
+        Frame::Output { .. } => hear(frame),
+        _ => Err(damaged()),
+    });
+    result?;
+    if at == frames.len() {
+        Ok(())
+    } else {
+        Err(damaged())
     }
-    Ok(())
 }
 
 #[cfg(test)]
