@@ -7,7 +7,7 @@ use crate::{cgroup, sys};
 /// Environment variable that disables interfaces, for tests and for debugging kernel problems.
 const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
 
-/// Environment variable with the number of threads that start workers, for tests.
+/// Environment variable with the number of threads that start workers and read their output, for tests.
 const THREADS_VARIABLE: &str = "DSL_ENGINE_THREADS";
 
 /// The interfaces that the engine may use.
@@ -23,7 +23,8 @@ pub struct Features {
     pub close_range: bool,
     /// cgroup v2 with `cgroup.kill` (Linux 5.14), if this process may make a cgroup. Without it: the process table.
     pub cgroup: bool,
-    /// So many threads start each group of two workers and more; `None`: as many as are of use.
+    /// So many threads start each group of two workers and more, and as many read its output beside the log thread;
+    /// `None`: as many as are of use.
     pub threads: Option<usize>,
 }
 

@@ -1,6 +1,7 @@
 //! Passes the workers' output on to files and to the console.
 //!
 //! A separate thread reads the streams, so that neither a slow disk nor a slow console can delay exits and signals.
+//! Other threads help it while the workers of a large group write fast ([`source`]).
 //! Each stream's bytes go to its file unchanged. They also go to the console line by line ([`compose`]), which
 //! another thread writes ([`writer`]). If a console takes no output, lines that a file keeps are left out. Lines that
 //! only the console shows wait for the console, unless it is a terminal.
@@ -29,6 +30,7 @@ mod ring;
 mod screen;
 mod search;
 mod side;
+mod source;
 mod stamp;
 mod tee;
 mod terminal;
@@ -39,6 +41,7 @@ pub(crate) use consoles::Consoles;
 pub use consoles::Flushed;
 pub use display::{Display, Progress, Recent};
 pub(crate) use file::{open_log, open_output};
+pub(crate) use source::{MOST_READERS, Parallel};
 pub use tee::Tee;
 pub use terminal::can_move_cursor;
 pub(crate) use terminal::{Unreadable, open_terminal};
@@ -144,10 +147,12 @@ pub(crate) struct Mux {
 
 impl Mux {
     /// Starts the thread. `wake` is rung when there are notices or the outcome. `expected` counts the streams that
-    /// will be shown on stdout and on stderr. `consoles` holds output of earlier groups that is still to be written.
+    /// will be shown on stdout and on stderr. `parallel` tells when other threads help to read. `consoles` holds output
+    /// of earlier groups that is still to be written.
     pub(crate) fn new(
         options: LogOptions,
         expected: [usize; 2],
+        parallel: Parallel,
         wake: Arc<Bell>,
         consoles: Arc<Consoles>,
     ) -> Result<Self, Error> {
@@ -164,7 +169,7 @@ impl Mux {
         let thread = std::thread::Builder::new()
             .name("dsl-mux".into())
             .stack_size(512 * 1024)
-            .spawn(move || reader::serve(&theirs, options, expected))
+            .spawn(move || reader::serve(&theirs, options, expected, parallel))
             .map_err(Error::thread("start the log thread"))?;
         Ok(Self {
             link,
@@ -267,7 +272,7 @@ mod tests {
     fn a_thread_that_fails_lets_go_of_the_streams_and_still_gives_an_outcome() {
         let wake = Arc::new(Bell::new().unwrap());
         let consoles = Arc::new(Consoles::new().unwrap());
-        let mut mux = Mux::new(LogOptions::default(), [0, 0], wake, consoles).unwrap();
+        let mut mux = Mux::new(LogOptions::default(), [0, 0], Parallel::NEVER, wake, consoles).unwrap();
         let (read, write) = rustix::pipe::pipe().unwrap();
         let stream = Stream {
             fd: read,

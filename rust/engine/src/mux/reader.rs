@@ -1,8 +1,8 @@
 //! The reading thread.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::CString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,13 +19,14 @@ use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
 use crate::mux::search::{Lines, Search};
 use crate::mux::side::{Fate, LastWait, Side};
+use crate::mux::source::{READ_BYTES, Readers, Reading, Source};
 use crate::mux::stamp::{self, Clock};
-use crate::mux::{BELL, Finish, LAST_OUTPUT, LastLines, LastWord, Link, Order, Outcome, Stream, terminal};
+use crate::mux::{
+    BELL, Finish, LAST_OUTPUT, LastLines, LastWord, Link, Order, Outcome, Parallel, Stream, terminal,
+};
 use crate::poller::{is_readable, poll_once};
 use crate::spec::{Console, LogOptions};
 
-/// Bytes read from one stream before the next gets its turn.
-const READ_BYTES: usize = 64 * 1024;
 /// Bytes of a stream that are kept for the report of a failure.
 const TAIL_BYTES: usize = 16 * 1024;
 /// Bytes of any other stream that are kept for its last line, once somebody looks.
@@ -38,27 +39,21 @@ const PAUSE_POLL: Duration = Duration::from_millis(100);
 const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
 
 /// Reads until the order to finish.
-pub(super) fn serve(link: &Arc<Link>, options: LogOptions, expected: [usize; 2]) {
+pub(super) fn serve(link: &Arc<Link>, options: LogOptions, expected: [usize; 2], parallel: Parallel) {
     let mut word = LastWord {
         link,
         outcome: Outcome::default(),
     };
     // Dropped before `word`, together with the streams: a process that still writes to one gets an error.
-    let mut reader = Reader::new(Arc::clone(link), options, expected);
+    let mut reader = Reader::new(Arc::clone(link), options, expected, parallel);
     loop {
         let timeout = reader.timeout();
-        let Ok(ready) = reader.link.poller.wait(timeout) else {
+        let Ok(mut ready) = reader.link.poller.wait(timeout) else {
             return;
         };
-        let mut rung = false;
-        let mut bytes = 0;
-        for token in ready {
-            if token == BELL {
-                rung = true;
-            } else {
-                bytes += reader.read(token as usize);
-            }
-        }
+        let rung = ready.contains(&BELL);
+        ready.retain(|token| *token != BELL);
+        let bytes = reader.read(&ready);
         let next = if rung { reader.obey() } else { Next::GoOn };
         reader.turn();
         if let Next::Finish(finish) = next {
@@ -71,18 +66,16 @@ pub(super) fn serve(link: &Arc<Link>, options: LogOptions, expected: [usize; 2])
     }
 }
 
-/// A stream that is read, and the destinations of its bytes.
+/// A stream, and the destinations of its bytes.
 struct Feed {
-    fd: Option<OwnedFd>,
+    source: Source,
+    /// Whether its last bytes are kept for the report of a failure.
+    has_errors: bool,
     worker: usize,
     kind: Console,
     prefix: Vec<u8>,
     /// Where its prefix has the time.
     times: Vec<usize>,
-    file: Option<LogFile>,
-    tail: Option<Ring>,
-    /// The last bytes of a stream without `tail`, while somebody looks.
-    said: Option<Ring>,
     /// When it was last read, as a count of reads.
     read_at: u64,
     /// Index of the side and the stream's number there.
@@ -112,7 +105,11 @@ struct Reader {
     heard: HashSet<usize>,
     clock: Clock,
     paused: Vec<usize>,
-    buffer: Vec<u8>,
+    parallel: Parallel,
+    /// Bytes that the last turn has read.
+    flow: usize,
+    /// Empty buffers.
+    buffers: Vec<Vec<u8>>,
     next: Option<Instant>,
     /// Reads so far.
     reads: u64,
@@ -121,7 +118,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(link: Arc<Link>, mut options: LogOptions, expected: [usize; 2]) -> Self {
+    fn new(link: Arc<Link>, mut options: LogOptions, expected: [usize; 2], parallel: Parallel) -> Self {
         let mut searches = Vec::new();
         for line_file in std::mem::take(&mut options.line_files) {
             let path = line_file.path.clone();
@@ -141,7 +138,9 @@ impl Reader {
             heard: HashSet::new(),
             clock: Clock::default(),
             paused: Vec::new(),
-            buffer: vec![0; READ_BYTES],
+            parallel,
+            flow: 0,
+            buffers: Vec::new(),
             next: None,
             reads: 0,
             is_watched: false,
@@ -189,7 +188,7 @@ impl Reader {
     fn reopen(&mut self) {
         let of_workers = self.feeds.iter_mut().filter_map(|feed| {
             let worker = feed.worker;
-            feed.file.as_mut().map(|file| (Some(worker), file))
+            feed.source.file.as_mut().map(|file| (Some(worker), file))
         });
         let of_all = self.searches.iter_mut().map(|search| (None, &mut search.file));
         for (worker, file) in of_workers.chain(of_all) {
@@ -230,17 +229,21 @@ impl Reader {
             Some((side, self.sides[side].composer.add(style)))
         });
         let max_bytes = self.options.max_bytes;
+        let has_errors = stream.has_errors;
+        let end_bytes = if has_errors { TAIL_BYTES } else { LINE_BYTES };
         Feed {
-            fd: Some(stream.fd),
+            source: Source {
+                fd: Some(stream.fd),
+                file: stream
+                    .file
+                    .map(|(path, file)| LogFile::new(path, file, max_bytes)),
+                end: (self.is_watched || has_errors).then(|| Ring::new(end_bytes)),
+            },
+            has_errors,
             worker: stream.worker,
             kind: stream.kind,
             times: stamp::places(&stream.prefix),
             prefix: stream.prefix,
-            file: stream
-                .file
-                .map(|(path, file)| LogFile::new(path, file, max_bytes)),
-            tail: stream.has_errors.then(|| Ring::new(TAIL_BYTES)),
-            said: (self.is_watched && !stream.has_errors).then(|| Ring::new(LINE_BYTES)),
             read_at: 0,
             shown,
             lines: Lines::default(),
@@ -276,7 +279,7 @@ impl Reader {
         self.sides.iter_mut().for_each(Side::resize);
         let Some(size) = terminal::own_size() else { return };
         for feed in &self.feeds {
-            if let Some(fd) = feed.fd.as_ref().filter(|fd| isatty(fd)) {
+            if let Some(fd) = feed.source.fd.as_ref().filter(|fd| isatty(fd)) {
                 terminal::set_size(fd.as_fd(), size, &feed.prefix);
             }
         }
@@ -290,54 +293,83 @@ impl Reader {
         let _ = poll_once(&[self.link.bell.as_fd()], PollFlags::IN, Some(timeout));
     }
 
-    /// Reads once from a stream. Returns the number of bytes.
-    fn read(&mut self, token: usize) -> usize {
+    /// Reads once from each of these streams, and takes their bytes in this order. Returns the number of bytes.
+    fn read(&mut self, ready: &[u64]) -> usize {
+        let threads = self.parallel.threads_after(self.flow).min(ready.len());
+        let bytes = Readers::within(threads, |readers| self.read_with(readers, ready));
+        self.flow = bytes;
+        bytes
+    }
+
+    fn read_with(&mut self, readers: &Readers, ready: &[u64]) -> usize {
+        let mut ready = ready.iter();
+        let mut bytes = 0;
+        let mut pending = VecDeque::new();
+        loop {
+            while pending.len() < readers.room()
+                && let Some(&token) = ready.next()
+            {
+                let token = token as usize;
+                if let Some(fate) = self.fate(token) {
+                    let buffer = self.buffers.pop().unwrap_or_default();
+                    let source = &mut self.feeds[token].source;
+                    pending.push_back((token, fate, readers.begin(source, buffer)));
+                }
+            }
+            let Some((token, fate, reading)) = pending.pop_front() else {
+                return bytes;
+            };
+            let Some(reading) = reading.wait(&mut self.feeds[token].source) else {
+                return bytes;
+            };
+            bytes += reading.bytes.len();
+            self.take(token, reading, fate);
+        }
+    }
+
+    /// What to do with the next bytes of a stream; `None` if they are not read now.
+    fn fate(&mut self, token: usize) -> Option<Fate> {
         if token >= self.feeds.len() {
             self.welcome();
         }
-        let Some(feed) = self.feeds.get_mut(token) else {
-            return 0;
-        };
-        let Some(fd) = &feed.fd else { return 0 };
+        let feed = self.feeds.get_mut(token)?;
+        let fd = feed.source.fd.as_ref()?;
         let fate = match feed.shown {
-            Some((side, _)) => self.sides[side].fate(feed.file.is_some()),
+            Some((side, _)) => self.sides[side].fate(feed.source.file.is_some()),
             None => Fate::Show,
         };
         if fate == Fate::Wait {
             self.link.poller.forget(fd);
             feed.paused = true;
             self.paused.push(token);
-            return 0;
+            return None;
         }
-        match rustix::io::read(fd, &mut self.buffer[..]) {
-            Ok(count @ 1..) => {
-                self.consume(token, count, fate);
-                return count;
-            }
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            // A terminal whose other side is closed returns EIO.
-            Ok(_) | Err(_) => self.close(token),
-        }
-        0
+        Some(fate)
     }
 
-    fn consume(&mut self, token: usize, count: usize, fate: Fate) {
-        let data = &self.buffer[..count];
+    /// Takes what a read has brought.
+    fn take(&mut self, token: usize, mut reading: Reading, fate: Fate) {
+        if !reading.bytes.is_empty() {
+            self.consume(token, &reading, fate);
+        }
+        if reading.is_over {
+            self.close(token);
+        }
+        reading.bytes.clear();
+        self.buffers.push(reading.bytes);
+    }
+
+    fn consume(&mut self, token: usize, reading: &Reading, fate: Fate) {
         let feed = &mut self.feeds[token];
         let worker = feed.worker;
         if self.options.tells_first && self.heard.insert(worker) {
             notify(&self.link, LogNotice::FirstOutput { worker });
         }
-        if let Some(file) = &mut feed.file
-            && let Some(errno) = file.write(data)
-        {
-            notify(&self.link, file_failed(Some(feed.worker), &file.path, errno));
+        if let (Some(errno), Some(file)) = (reading.failure, &feed.source.file) {
+            notify(&self.link, file_failed(Some(worker), &file.path, errno));
         }
         self.reads += 1;
         feed.read_at = self.reads;
-        if let Some(end) = feed.tail.as_mut().or(feed.said.as_mut()) {
-            end.push(data);
-        }
         if !feed.times.is_empty() {
             let time = self.clock.now();
             stamp::put(time, &mut feed.prefix, &feed.times);
@@ -346,21 +378,21 @@ impl Reader {
             }
         }
         feed.lines
-            .search(&mut self.searches, feed.kind, &feed.prefix, data);
+            .search(&mut self.searches, feed.kind, &feed.prefix, &reading.bytes);
         if let Some((side, stream)) = feed.shown {
-            self.sides[side].take(stream, data, fate);
+            self.sides[side].take(stream, &reading.bytes, fate);
         }
     }
 
     fn close(&mut self, token: usize) {
         let feed = &mut self.feeds[token];
-        let Some(fd) = feed.fd.take() else { return };
+        let Some(fd) = feed.source.fd.take() else { return };
         self.link.poller.forget(&fd);
         feed.lines.finish(&mut self.searches, feed.kind, &feed.prefix);
         if let Some((side, stream)) = feed.shown {
             self.sides[side].composer.close(stream, Instant::now());
         }
-        if let Some(mut file) = feed.file.take() {
+        if let Some(mut file) = feed.source.file.take() {
             complete(&self.link, Some(feed.worker), &mut file);
         }
     }
@@ -387,6 +419,7 @@ impl Reader {
         for side in &mut self.sides {
             let has_more = |stream: usize| {
                 self.feeds[side.tokens[stream]]
+                    .source
                     .fd
                     .as_ref()
                     .is_some_and(is_readable)
@@ -401,10 +434,10 @@ impl Reader {
         }
         for token in std::mem::take(&mut self.paused) {
             let feed = &mut self.feeds[token];
-            let (Some(fd), Some((side, _))) = (&feed.fd, feed.shown) else {
+            let (Some(fd), Some((side, _))) = (&feed.source.fd, feed.shown) else {
                 continue;
             };
-            if self.sides[side].may_resume(feed.file.is_some()) {
+            if self.sides[side].may_resume(feed.source.file.is_some()) {
                 feed.paused = false;
                 // Fails only when memory is short. Then the stream is read at the end.
                 let _ = self.link.poller.watch(fd, token as u64);
@@ -426,62 +459,57 @@ impl Reader {
         for search in &mut self.searches {
             complete(&self.link, None, &mut search.file);
         }
-        let end = LastWait {
+        let wait = LastWait {
             until: Instant::now() + LAST_OUTPUT,
             is_stopped: finish.is_stopped,
         };
         let now = Instant::now();
         self.sides.iter_mut().for_each(|side| side.composer.finish(now));
-        let last = finish.tail_of.and_then(|worker| self.shown_tail(worker));
-        let shown_since = last.and_then(|(side, stream)| self.sides[side].composer.shown_since(stream));
+        let is_asked_for = |feed: &&Feed| feed.has_errors && Some(feed.worker) == finish.tail_of;
+        let last = self.feeds.iter().rfind(is_asked_for);
+        let shown = last.and_then(|feed| feed.shown);
+        let shown_since = shown.and_then(|(side, stream)| self.sides[side].composer.shown_since(stream));
+        let end = last.and_then(|feed| feed.source.end.as_ref());
+        let tail = end.map(Ring::to_vec).unwrap_or_default();
         let consoles = &self.link.consoles;
         let is_hurried = || consoles.is_over() || self.link.hurry.load(Ordering::SeqCst);
         for side in self.sides.drain(..) {
-            for notice in side.settle(&end, consoles, is_hurried) {
+            for notice in side.settle(&wait, consoles, is_hurried) {
                 notify(&self.link, notice);
             }
         }
-        let tail = finish.tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
         Outcome { tail, shown_since }
-    }
-
-    /// Where the stream is shown that has the worker's error messages.
-    fn shown_tail(&self, worker: usize) -> Option<(usize, usize)> {
-        let is_asked_for = |feed: &&Feed| feed.worker == worker && feed.tail.is_some();
-        self.feeds.iter().rev().find(is_asked_for)?.shown
     }
 
     fn drain(&mut self, token: usize) {
         let mut bytes = 0;
         while bytes < LAST_BYTES {
-            let feed = &self.feeds[token];
-            let Some(fd) = &feed.fd else { return };
-            let is_kept = feed.file.is_some();
+            let feed = &mut self.feeds[token];
+            let is_kept = feed.source.file.is_some();
             let stalled = feed
                 .shown
                 .is_some_and(|(side, _)| self.sides[side].fate(is_kept) == Fate::Drop);
-            match rustix::io::read(fd, &mut self.buffer[..]) {
-                Ok(0) => return,
-                Ok(count) => {
-                    bytes += count;
-                    self.consume(token, count, if stalled { Fate::Drop } else { Fate::Show });
-                }
-                Err(Errno::INTR) => {}
-                Err(_) => return,
+            let buffer = self.buffers.pop().unwrap_or_default();
+            let reading = feed.source.read(buffer);
+            let count = reading.bytes.len();
+            self.take(token, reading, if stalled { Fate::Drop } else { Fate::Show });
+            if count == 0 {
+                return;
             }
+            bytes += count;
         }
     }
 
     /// The last line of each worker, from the stream that it wrote to last.
     fn last_lines(&mut self) -> LastLines {
         if !std::mem::replace(&mut self.is_watched, true) {
-            for feed in self.feeds.iter_mut().filter(|feed| feed.tail.is_none()) {
-                feed.said = Some(Ring::new(LINE_BYTES));
+            for feed in &mut self.feeds {
+                feed.source.end.get_or_insert_with(|| Ring::new(LINE_BYTES));
             }
         }
         let mut latest: BTreeMap<usize, (u64, Vec<u8>)> = BTreeMap::new();
         for feed in &self.feeds {
-            let Some(end) = feed.tail.as_ref().or(feed.said.as_ref()) else {
+            let Some(end) = &feed.source.end else {
                 continue;
             };
             let known = latest.get(&feed.worker).map_or(0, |&(read_at, _)| read_at);
@@ -496,15 +524,6 @@ impl Reader {
             .into_iter()
             .map(|(worker, (_, line))| (worker, line))
             .collect()
-    }
-
-    fn tail(&self, worker: usize) -> Vec<u8> {
-        let of_worker = self.feeds.iter().filter(|feed| feed.worker == worker);
-        of_worker
-            .filter_map(|feed| feed.tail.as_ref())
-            .map(Ring::to_vec)
-            .next_back()
-            .unwrap_or_default()
     }
 }
 

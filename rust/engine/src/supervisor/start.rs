@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::event::{Ending, Event};
 use crate::group::Input;
 use crate::limits::{Limit, Need, OWN_FDS, preflight};
-use crate::mux::{Consoles, Mux, Stream};
+use crate::mux::{Consoles, MOST_READERS, Mux, Parallel, Stream};
 use crate::poller::Bell;
 use crate::spawn::{EnvTable, Helpers, MOST_THREADS, Started, all_descriptors, open_files_limit};
 use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
@@ -46,11 +46,17 @@ impl Supervisor {
         self.helpers = Helpers::default();
         self.check(&spec, spec.workers.len())?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
-        self.mux = log_thread(&spec, &self.wake, &self.consoles)?;
-        self.tell_servers(&spec);
         // New threads have what this one has by now: its CPUs, priorities and limits.
         let workers = spec.workers.len();
-        if spec.at_once.is_none() && self.spawner.may_have_helpers(workers) && has_room_for_helpers(&spec) {
+        let has_helpers = self.spawner.may_have_helpers(workers) && has_room_for_helpers(&spec);
+        let parallel = if has_helpers {
+            Parallel::of_large_group(self.spawner.features.threads)
+        } else {
+            Parallel::NEVER
+        };
+        self.mux = log_thread(&spec, parallel, &self.wake, &self.consoles)?;
+        self.tell_servers(&spec);
+        if spec.at_once.is_none() && has_helpers {
             self.helpers.prepare(&self.spawner, workers);
         }
         let cgroup = self.attempt_cgroup();
@@ -74,7 +80,7 @@ impl Supervisor {
             spec.validate_worker(spec.workers.len() - 1)?;
             self.check(spec, left + 1)?;
             if self.mux.is_none() {
-                self.mux = log_thread(spec, &self.wake, &self.consoles)?;
+                self.mux = log_thread(spec, Parallel::NEVER, &self.wake, &self.consoles)?;
             }
             self.has_log_files |= spec.has_log_files();
             Ok(())
@@ -282,13 +288,19 @@ pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Er
 }
 
 /// The thread that reads the workers' output; `None` if none is passed on.
-fn log_thread(spec: &LaunchSpec, wake: &Arc<Bell>, consoles: &Arc<Consoles>) -> Result<Option<Mux>, Error> {
+fn log_thread(
+    spec: &LaunchSpec,
+    parallel: Parallel,
+    wake: &Arc<Bell>,
+    consoles: &Arc<Consoles>,
+) -> Result<Option<Mux>, Error> {
     let (any, expected) = streams_of(spec);
     consoles.begin();
     any.then(|| {
         Mux::new(
             spec.logs.clone(),
             expected,
+            parallel,
             Arc::clone(wake),
             Arc::clone(consoles),
         )
@@ -349,7 +361,7 @@ fn log_stream(
 /// Whether threads that help take no place of a worker, nor of a thread that each worker may start.
 fn has_room_for_helpers(spec: &LaunchSpec) -> bool {
     let mut need = need_of(spec, spec.workers.len());
-    need.threads += need.workers + MOST_THREADS;
+    need.threads += need.workers + MOST_THREADS + MOST_READERS;
     preflight(&need).is_ok()
 }
 
