@@ -28,10 +28,17 @@ def linecheck(testchild: Path) -> Path:
     return testchild.with_name("dsl-linecheck")
 
 
+@pytest.mark.parametrize("threads", ["", "3"])
 @pytest.mark.parametrize("style", ["one", "two", "split", "block"])
 def test_every_line_comes_once_whole_and_from_its_rank(
-    style: str, testchild: Path, linecheck: Path, tmp_path: Path
+    style: str,
+    threads: str,
+    testchild: Path,
+    linecheck: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DSL_ENGINE_THREADS", threads)  # one thread reads all, or others help it
     workers, lines = 30, 400
     words = [str(testchild), "numbered", "1", str(lines), "100", style]
     group = LogGroup(tmp_path, words, workers, files=True)

@@ -267,36 +267,80 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::mux::file::tests::Scratch;
+    use crate::spec::LineFile;
 
-    #[test]
-    fn a_thread_that_fails_lets_go_of_the_streams_and_still_gives_an_outcome() {
+    fn mux(options: LogOptions, parallel: Parallel) -> Mux {
         let wake = Arc::new(Bell::new().unwrap());
         let consoles = Arc::new(Consoles::new().unwrap());
-        let mut mux = Mux::new(LogOptions::default(), [0, 0], Parallel::NEVER, wake, consoles).unwrap();
-        let (read, write) = rustix::pipe::pipe().unwrap();
-        let stream = Stream {
-            fd: read,
-            worker: 0,
+        Mux::new(options, [0, 0], parallel, wake, consoles).unwrap()
+    }
+
+    fn stream(worker: usize, fd: OwnedFd) -> Stream {
+        Stream {
+            fd,
+            worker,
             kind: Console::Stdout,
             file: None,
             console: None,
-            prefix: Vec::new(),
+            prefix: format!("{worker} ").into_bytes(),
             interactive: false,
             has_errors: true,
-        };
-        mux.add(stream).unwrap();
-        mux.order(Order::Panic);
-        let until = Instant::now() + Duration::from_secs(20);
-        while !mux.thread.as_ref().unwrap().is_finished() {
-            assert!(Instant::now() < until);
+        }
+    }
+
+    const FINISH: Finish = Finish {
+        tail_of: None,
+        is_stopped: false,
+    };
+
+    fn until(is_so: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < end);
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_thread_that_fails_lets_go_of_the_streams_and_still_gives_an_outcome() {
+        let mut mux = mux(LogOptions::default(), Parallel::NEVER);
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        mux.add(stream(0, read)).unwrap();
+        mux.order(Order::Panic);
+        until(|| mux.thread.as_ref().unwrap().is_finished());
         assert_eq!(rustix::io::write(&write, b"x"), Err(rustix::io::Errno::PIPE));
         assert!(mux.take_outcome().is_none(), "the workers have not ended");
-        mux.finish(Finish {
-            tail_of: None,
-            is_stopped: false,
-        });
+        mux.finish(FINISH);
         assert!(mux.take_outcome().is_some());
+    }
+
+    #[test]
+    fn several_threads_give_lines_in_the_order_in_which_they_could_be_read() {
+        const WORKERS: usize = 200;
+        let scratch = Scratch::new();
+        let mut options = LogOptions::default();
+        options.line_files.push(LineFile {
+            stream: Console::Stdout,
+            path: scratch.file(None).path,
+            words: vec![b"line".to_vec()],
+        });
+        let mut mux = mux(options, Parallel::of_large_group(Some(3)));
+        let mut writers = Vec::new();
+        for worker in 0..WORKERS {
+            let (read, write) = rustix::pipe::pipe().unwrap();
+            // Every other line is long, so that the next one is read before it.
+            let text = [&vec![b'.'; worker % 2 * 60_000][..], b"line\n"].concat();
+            assert_eq!(rustix::io::write(&write, &text), Ok(text.len()));
+            mux.add(stream(worker, read)).unwrap();
+            writers.push(write);
+        }
+        let lines = || memchr::memchr_iter(b'\n', &scratch.read()).count();
+        until(|| lines() == WORKERS);
+        mux.finish(FINISH);
+        let text = String::from_utf8(scratch.read()).unwrap();
+        let worker = |line: &str| line.split(' ').next().unwrap().parse::<usize>().unwrap();
+        let order: Vec<_> = text.lines().map(worker).collect();
+        assert!(order.iter().copied().eq(0..WORKERS), "{order:?}");
     }
 }
