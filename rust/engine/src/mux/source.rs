@@ -28,14 +28,15 @@ const STACK_BYTES: usize = 128 * 1024;
 /// When how many threads help to read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parallel {
-    threads: usize,
+    /// `None`: as many as are of use. They are counted when they are first needed.
+    threads: Option<usize>,
     /// Bytes of the turn before.
     from_bytes: usize,
 }
 
 impl Parallel {
     pub(crate) const NEVER: Self = Self {
-        threads: 0,
+        threads: Some(0),
         from_bytes: 0,
     };
 
@@ -43,22 +44,19 @@ impl Parallel {
     ///
     /// [`Features::threads`]: crate::features::Features::threads
     pub(crate) fn of_large_group(forced: Option<usize>) -> Self {
-        let processors = || available_parallelism().map_or(1, usize::from);
-        match forced {
-            Some(threads) => Self {
-                threads,
-                ..Self::NEVER
-            },
-            None => Self {
-                threads: (processors() / PROCESSORS_EACH).min(MOST_READERS),
-                from_bytes: FAST_BYTES,
-            },
+        Self {
+            threads: forced,
+            from_bytes: if forced.is_some() { 0 } else { FAST_BYTES },
         }
     }
 
     /// How many threads help, after a turn that has read so many bytes.
-    pub(super) fn threads_after(self, bytes: usize) -> usize {
-        if bytes >= self.from_bytes { self.threads } else { 0 }
+    pub(super) fn threads_after(&mut self, bytes: usize) -> usize {
+        if bytes < self.from_bytes {
+            return 0;
+        }
+        let useful = || available_parallelism().map_or(1, usize::from) / PROCESSORS_EACH;
+        *self.threads.get_or_insert_with(|| useful().min(MOST_READERS))
     }
 }
 
@@ -272,14 +270,15 @@ mod tests {
 
     #[test]
     fn threads_help_a_large_group_that_writes_fast() {
-        let forced = Parallel::of_large_group(Some(3));
+        let mut forced = Parallel::of_large_group(Some(3));
         assert_eq!(
             [forced.threads_after(0), forced.threads_after(FAST_BYTES)],
             [3, 3]
         );
-        let usual = Parallel::of_large_group(None);
+        let mut usual = Parallel::of_large_group(None);
         assert_eq!(usual.threads_after(FAST_BYTES - 1), 0);
         assert!(usual.threads_after(FAST_BYTES) <= MOST_READERS);
-        assert_eq!(Parallel::NEVER.threads_after(usize::MAX), 0);
+        let mut never = Parallel::NEVER;
+        assert_eq!(never.threads_after(usize::MAX), 0);
     }
 }
